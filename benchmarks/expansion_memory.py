@@ -3,7 +3,7 @@
 python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store full
 
 A synthetic table of queries is imported as other people's are (`generated_queries.write_released`), read into mapped texts
-(`expansion.query_texts`) and tokens (`expansion.query_tokens`), and ranked by ROUGE-L for `--num_pairs` training pairs
+and tokens (`expansion.query_texts`), and ranked by ROUGE-L for `--num_pairs` training pairs
 (`expansion.curriculum`), as a curriculum does; then queries of random documents are read. `memory_mib` is the process's own memory
 at the beginning of each step and at its peak, without mapped files. Each document has its own pool of 30 words for its queries,
 since the generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales
@@ -32,14 +32,13 @@ from benchmarks import measure
 from de_jax import command
 from de_jax.data.batches import layout
 from de_jax.data.expansion.curriculum import ranked_texts
-from de_jax.data.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
+from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.generated_queries import write_released
-from de_jax.data.expansion.query_texts import queries_by_row
-from de_jax.data.expansion.query_tokens import QueryTokens, QueryTokensWriter
+from de_jax.data.expansion.query_texts import QueryTokens, queries_by_row, tokenized_queries
 from de_jax.data.stores.corpus import TextIds, TokenStore
 
 DOCS_PER_PART, NUM_WORDS, WORDS_A_POOL = 4096, 100_000, 30
-DOCS_AT_ONCE, BATCH, NEGATIVES = 65536, 512, 7
+BATCH, NEGATIVES, TOKENS_A_QUERY = 512, 7, 8
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -84,7 +83,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "num_queries": args.num_queries,
         "num_pairs": len(ranked.offsets) - 1,
         "letters_a_query": round(letters / len(rows) / args.num_queries, 1),
-        "tokens_a_query": round(len(generated.store.tokens) / generated.store.num_queries, 2),
+        "tokens_a_query": round(len(generated.tokens) / (len(generated.offsets) - 1), 2),
         "bytes_a_doc": {"texts": round(texts, 1), "tokens": round(tokens, 1)},
         "seconds": {name: round(step.seconds, 2) for name, step in steps.items()},
         "read_microseconds": round(1e6 * read, 1),
@@ -135,20 +134,20 @@ def _spread(num_docs: int, num_pairs: int) -> list[int]:
 
 
 def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
-    """The tokens of the full corpus on disk, and what batches with its queries cost."""
-    num_docs, words, start = args.full_corpus, Words(), time.perf_counter()
-    firsts = np.arange(num_docs + 1) * args.num_queries
-    if not args.full_store.exists():
-        sizes = {"num_docs": num_docs, "num_queries": int(firsts[-1]), "vocab_size": words.vocab_size}
-        writer = QueryTokensWriter(args.full_store, **sizes, tokenizer_fingerprint=words.fingerprint, made_from="random numbers")
-        while left := min(DOCS_AT_ONCE, num_docs - writer.done.num_docs):
-            lengths = rng.integers(4, 13, (left, args.num_queries))  # 8 on average, as of doc2query's
-            writer.append(rng.integers(2, 32128, lengths.sum(), np.uint16), lengths.reshape(-1), lengths.sum(axis=1))
-        writer.finish()
+    """Batches with queries of a corpus of full size, whose tokens are random numbers; its folder is kept for the next call."""
+    num_docs, num_queries = args.full_corpus, args.full_corpus * args.num_queries
+    files, start = {name: args.full_store / f"{name}.npy" for name in ("tokens", "offsets")}, time.perf_counter()
+    if not files["offsets"].exists():
+        args.full_store.mkdir(parents=True, exist_ok=True)
+        tokens = np.lib.format.open_memmap(files["tokens"], "w+", np.int32, (num_queries * TOKENS_A_QUERY,))
+        for first in range(0, len(tokens), 1 << 24):
+            tokens[first : first + (1 << 24)] = rng.integers(2, 32128, len(tokens[first : first + (1 << 24)]), np.int32)
+        np.save(files["offsets"], np.arange(num_queries + 1, dtype=np.int64) * TOKENS_A_QUERY)
     written, start = time.perf_counter() - start, time.perf_counter()
-    store = QueryTokens(args.full_store, firsts)
-    generated = GeneratedQueries(store, firsts, lambda row: np.arange(args.num_queries))
-    texts = TextsWithOneQuery(_equal_docs(num_docs), generated)
+    tokens, offsets = (np.load(file, mmap_mode="r") for file in files.values())
+    firsts = np.arange(num_docs + 1, dtype=np.int64) * args.num_queries
+    store = QueryTokens(tokens, offsets, firsts, Words.fingerprint, "random numbers")
+    texts = TextsWithOneQuery(_equal_docs(num_docs), store)
 
     def drawn() -> np.ndarray:
         docs = rng.integers(num_docs, size=(BATCH, 1 + NEGATIVES))
@@ -160,9 +159,9 @@ def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[s
         lay_out(drawn(), 0)
     return {
         "full_store": {
-            "num_queries": store.num_queries,
+            "num_queries": num_queries,
             "num_tokens": len(store.tokens),
-            "disk_gib": round(sum(path.stat().st_size for path in store.folder.iterdir()) / 2**30, 2),
+            "disk_gib": round(sum(path.stat().st_size for path in files.values()) / 2**30, 2),
             "write_seconds": round(written, 1),
             "open_seconds": round(opened, 2),
             "texts_of_a_batch": BATCH * (1 + NEGATIVES),

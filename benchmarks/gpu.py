@@ -77,7 +77,7 @@ PARTS = {
     ),
     "base_torch": _step("--real_lengths --no_ours", 60, small="--no_ours --model tiny", device_gib=60, peer=True),
     "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 60, model="large", device_gib=30),
-    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 85, model="xl", device_gib=25),
+    "xl_chunks": _step(f"--real_lengths --remat full --gin Devices.num_chunks=8 {_SCAN}", 85, model="xl", device_gib=25),
     "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 40, small=_TINY_FULL, device_gib=37),
     "index": Part(
         "index_throughput --num_docs 1000000 --dim 768 --indexes exact --num_queries 2048",

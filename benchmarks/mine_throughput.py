@@ -2,7 +2,7 @@
 
 python -m benchmarks.mine_throughput --num_docs 10000 100000 1000000 --model base
 python -m benchmarks.mine_throughput --num_docs --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25_neg \\
-    --gin.beir_pairs.dataset_dir=data/beir/scifact --gin.train.num_steps=400 --out_dir=runs/mine_throughput
+    --gin.beir_pairs.dataset_dir=data/beir/scifact --gin.Optimization.num_steps=400 --out_dir=runs/mine_throughput
 
 encode    texts per second of a model file on MS MARCO-like lengths (`encode_throughput`)
 search    queries per second, recall, size and build time of each index (`index_throughput`), and the seconds that one refresh of a
@@ -87,7 +87,9 @@ def _trained(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> di
     summary = json.loads(_output(process))
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line][UNMEASURED_LINES:]
     if not lines:
-        raise InputError(f"{run_dir} has too few steps to measure; set train.num_steps to at least {3 * args.log_every_steps}.")
+        raise InputError(
+            f"{run_dir} has too few steps to measure; set Optimization.num_steps to at least {3 * args.log_every_steps}."
+        )
     speed = statistics.median(line["pairs_per_second"] for line in lines)
     return {"step": round(_batch_size(run_dir) / speed, 4), "total": summary["seconds"]}
 
@@ -120,7 +122,7 @@ def _beside(alone: dict[str, float], args: argparse.Namespace, settings: list[st
 def _start(
     run_dir: Path, prefix: str, module: str, args: argparse.Namespace, settings: list[str], *more: str
 ) -> subprocess.Popen[str]:
-    own = ["train.mine_every_steps=None", f"train.log_every_steps={args.log_every_steps}"]
+    own = ["HardNegatives.mine_every_steps=None", f"Logging.log_every_steps={args.log_every_steps}"]
     gin = [f"--gin_file={name}" for name in args.gin_file] + [f"--gin.{setting}" for setting in (*own, *settings)]
     line = [*shlex.split(prefix), sys.executable, "-m", module, *gin, f"--run_dir={run_dir}", *more]
     measure.log(shlex.join(line))

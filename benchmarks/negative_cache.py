@@ -28,9 +28,9 @@ from de_jax.types import Batch, CachedDocs
 
 GIB = 2**30
 STEPS = {
-    "plain": ("train.loss=@in_batch_softmax", "in_batch_softmax.directions='query_to_doc'", "in_batch_softmax.temperature=0.05"),
-    "mined": ("train.loss=@ance", "ance.temperature=0.05"),
-    "cached": ("train.loss=@ance", "ance.temperature=0.05", "train.negative_cache=@NegativeCache()"),
+    "plain": ("Recipe.loss=@in_batch_softmax", "in_batch_softmax.directions='query_to_doc'", "in_batch_softmax.temperature=0.05"),
+    "mined": ("Recipe.loss=@ance", "ance.temperature=0.05"),
+    "cached": ("Recipe.loss=@ance", "ance.temperature=0.05", "HardNegatives.negative_cache=@NegativeCache()"),
 }
 """The settings that differ between the steps."""
 
@@ -78,10 +78,10 @@ class Step:
 
 def _recipe(args: argparse.Namespace, name: str) -> Recipe:
     settings = {
-        "train.optimizer": "@adamw",
+        "Optimization.optimizer": "@adamw",
         "TowerConfig.projection_dim": args.embedding_dim,
         "T5Config.dtype": args.dtype,
-        "beir_pairs.max_doc_length": args.doc_length,
+        "PairsOptions.max_doc_length": args.doc_length,
     }
     if name == "cached":
         settings |= {f"NegativeCache.{size}": getattr(args, size) for size in ("capacity", "num_negatives", "refresh_fraction")}

@@ -26,10 +26,10 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax import command
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.training.mesh import distributed
@@ -51,7 +51,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
     stores = _store("q", args.num_pairs), _store("d", args.num_docs)
     pairs = np.stack([np.arange(args.num_pairs), rng.integers(args.num_docs, size=args.num_pairs)], axis=1).astype(np.int32)
-    texts = TrainingTexts("synthetic", *stores, pairs, {})
+    texts = TrainingPairs("synthetic", *stores, pairs, {})
     report: dict[str, Any] = {name: getattr(args, name) for name in ("num_pairs", "num_negatives", "num_docs", "step_seconds")}
     with tempfile.TemporaryDirectory(dir=args.work_dir) as folder:
         for form in args.forms:
@@ -105,7 +105,7 @@ def _followed(mined: MinedNegatives, run_dir: Path | None, step_seconds: float, 
     }
 
 
-def _drawn(texts: TrainingTexts, num_negatives: int, rng: np.random.Generator) -> MinedPairs:
+def _drawn(texts: TrainingPairs, num_negatives: int, rng: np.random.Generator) -> MinedPairs:
     """Random negatives of every pair."""
     docs = rng.integers(texts.doc_store.num_texts, size=(len(texts.pairs), num_negatives), dtype=np.int32)
     ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}

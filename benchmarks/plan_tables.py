@@ -21,7 +21,7 @@ from de_jax.files.progress import progress_bar
 XXL = "models/t5_1_1_xxl.gin"
 BLOCK = 2048
 LORA = [
-    "train.adapters=@Lora()",
+    "Recipe.adapters=@Lora()",
     "Lora.pattern='.*/attention/(query|key|value|out)/kernel'",
     "Lora.base_dtype='bfloat16'",
 ]
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     def arguments(self) -> list[str]:
         """Of `plan_run`."""
         loss = "samtone" if "samtone" in self.recipe else "in_batch_softmax"
-        settings = [f"T5Config.remat={self.remat}", "T5Config.scan_layers=True", f"train.num_chunks={self.num_chunks}"]
+        settings = [f"T5Config.remat={self.remat}", "T5Config.scan_layers=True", f"Devices.num_chunks={self.num_chunks}"]
         settings += [f"{loss}.block_size={self.block_size}"] if self.block_size else []
         settings += [f"make_mesh.{axis}" for axis in self.mesh.split()]
         files = [f"--gin_file={name}" for name in (f"recipes/{self.recipe}.gin", self.model) if name]
@@ -64,7 +64,7 @@ class Rotary(NamedTuple):
 
     def arguments(self) -> list[str]:
         """Of `plan_run`."""
-        settings = ["RotaryConfig.remat=full", f"train.num_chunks={self.num_chunks}"]
+        settings = ["RotaryConfig.remat=full", f"Devices.num_chunks={self.num_chunks}"]
         settings += [f"make_mesh.{axis}" for axis in self.mesh.split()]
         settings += LORA if self.has_adapters else []
         files = ["--gin_file=recipes/sde.gin", f"--gin_file=models/{self.model}.gin"]

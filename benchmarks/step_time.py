@@ -232,8 +232,8 @@ def _why_no_peer(args: argparse.Namespace) -> str | None:
 
 def _bindings(args: argparse.Namespace) -> list[str]:
     encoder = measure.encoder_settings(args.model)
-    settings = [f"{encoder}.dtype='{args.dtype}'", f"{encoder}.remat='{args.remat}'", f"train.loss=@{args.loss}"]
-    settings += [f"train.optimizer=@{args.optimizer}", f"{args.loss}.temperature={args.temperature}", *args.gin]
+    settings = [f"{encoder}.dtype='{args.dtype}'", f"{encoder}.remat='{args.remat}'", f"Recipe.loss=@{args.loss}"]
+    settings += [f"Optimization.optimizer=@{args.optimizer}", f"{args.loss}.temperature={args.temperature}", *args.gin]
     return [*settings, "DualEncoder.shared=('embedder', 'encoder', 'projection')"]
 
 

@@ -340,17 +340,14 @@ def add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def table(args: argparse.Namespace) -> Table:
-    """The table that the flags of `add_table` name."""
-    source = args.tables[0] if len(args.tables) == 1 else tuple(args.tables)
-    return Table(source, tuple(args.header.split(",")) if args.header else (), args.split, args.subset)
-
-
-def columns(args: argparse.Namespace) -> dict[str, str]:
-    """The columns given with --columns, by NAME.
+    """The table that the flags of `add_table` name.
 
     Raises:
-        InputError: a setting without "=".
+        InputError: --columns without "=".
     """
     if wrong := [setting for setting in args.columns if "=" not in setting]:
         raise InputError(f"--columns {wrong[0]!r} names no column; write for example query={wrong[0]}.")
-    return {name: column for name, _, column in (setting.partition("=") for setting in args.columns)}
+    columns = {name: column for name, _, column in (setting.partition("=") for setting in args.columns)}
+    source = args.tables[0] if len(args.tables) == 1 else tuple(args.tables)
+    header = tuple(args.header.split(",")) if args.header else ()
+    return Table(source, header, args.split, args.subset, columns, args.skip_bad_rows)

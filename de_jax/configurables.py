@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 
@@ -20,7 +20,7 @@ from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
-from de_jax.gin_settings import Macro, Reference, Setting, Settings, is_literal, replaced, values_in
+from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
@@ -54,15 +54,24 @@ MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
+PLACES = {
+    "beir_pairs": "dataset_dir",
+    "stored_pairs": "pairs_dir",
+    "table_pairs": "path",
+    "seqio_pairs": "task",
+    "mixed_pairs": "sources",
+}
+"""The setting that names the data, by source."""
+
 GROUPS = (PairsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
-"""Settings that several parts share: `PairsOptions.batch_size` is for every source of pairs, `beir_pairs.batch_size` for BEIR's."""
+"""Settings that several parts share, or that a recipe has as one field: `PairsOptions.batch_size` is for every source of pairs."""
 
 _REPLACEABLE = (*MODELS, *LOSSES, *DATA, *MINERS, *HOOKS)
 _own: dict[str, Any] = {}
 
 
 def register(*more: tuple[str, Any]) -> None:
-    """Makes functions and classes known to gin under the names given, so that `train.loss = @name` finds them.
+    """Makes functions and classes known to gin under the names given, so that `Recipe.loss = @name` finds them.
 
     A repeated name replaces the former function, so that a notebook's cell can be corrected and run again.
     """
@@ -71,25 +80,8 @@ def register(*more: tuple[str, Any]) -> None:
 
 def known() -> dict[str, Any]:
     """All that gin can see, by name."""
-    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS)
-    return {**{part.__name__: part for part in parts}, "train": Recipe, **_own}
-
-
-class Built(NamedTuple):
-    """A recipe, and the settings that it was built with."""
-
-    recipe: Recipe
-    settings: dict[str, Any]  # by name: the value as it was written, or the default
-    modules: Sequence[str] = ()  # imported for them, from outside the package
-
-    def as_gin(self) -> str:
-        """Every setting that was read, as a gin file."""
-        by_part: dict[str, list[str]] = {}
-        for name, value in sorted(self.settings.items(), key=lambda item: item[0].lower()):
-            by_part.setdefault(name.rpartition(".")[0], []).append(f"{name} = {value!r}")
-        imports = "".join(f"import {module}\n" for module in self.modules) + ("\n" if self.modules else "")
-        parts = (f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
-        return imports + "\n".join(parts)
+    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS, Recipe)
+    return {part.__name__: part for part in parts} | _own
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
@@ -102,30 +94,35 @@ def build(
     bindings: Sequence[str] = (),
     *,
     allow_imports: bool = False,
+    root: type = Recipe,
     also: Mapping[str, Any] = MappingProxyType({}),
-) -> Built:
+) -> Any:
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
 
-    `also` is known to these files beside `known()`, by name; "train" in it replaces `Recipe`.
+    Args:
+        root: the class of what is made.
+        also: known to these files beside `known()`, by name.
 
     Raises:
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports), also)
-    recipe = builder.call("train", "")
+    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
+    builder = _Builder(bound, {root.__name__: root, **also}, root.__name__)
+    recipe = builder.call(builder.root, "")
     builder.check_all_read()
-    return Built(recipe, builder.operative, builder.bound.modules)
+    return recipe
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
-    """The recipe of `build` alone."""
-    return build(gin_files, bindings, allow_imports=allow_imports).recipe
+    """`build` of a dual encoder's recipe."""
+    recipe: Recipe = build(gin_files, bindings, allow_imports=allow_imports)
+    return recipe
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
-    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.Optimization.num_steps=100."
     parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
     args, rest = parser.parse_known_args(argv)
     for argument in rest:
@@ -137,15 +134,16 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 class _Builder:
     """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
-    def __init__(self, bound: Settings, also: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.bound, self._known = bound, {**known(), **also}
+    def __init__(self, bound: Settings, also: Mapping[str, Any] = MappingProxyType({}), root: str = Recipe.__name__) -> None:
+        self._known, self.root = {**known(), **also}, root
+        self.bound = _renamed(bound, self._known, self.root)
+        _name_source(self.bound)
         self._read: set[Setting] = set()
         self._in_effect: set[Setting] = set()
         self._hidden_by: dict[Setting, Setting] = {}
         self._called: set[str] = set()
         self._open: list[str] = []
-        self.operative: dict[str, Any] = {}
-        for setting, (value, place, is_typed) in bound.items():
+        for setting, (value, place, is_typed) in self.bound.items():
             try:
                 self._check(setting, value)
             except InputError as error:
@@ -159,8 +157,8 @@ class _Builder:
             for parameter in inspect.signature(configurable).parameters.values()
             if parameter.default is parameter.empty and parameter.kind in _NAMED and parameter.name not in arguments
         ]
-        if missing and name == "train":
-            raise InputError(f"the recipe does not set train.{missing[0]}; add it to the gin file.")
+        if missing and name == self.root:
+            raise InputError(f"the recipe does not set {name}.{missing[0]}; add it to the gin file.")
         if missing:
             raise InputError(
                 f"the recipe cannot be used: @{name}() has no value for {missing[0]}; set {name}.{missing[0]}, or write @{name} "
@@ -194,29 +192,21 @@ class _Builder:
             raise InputError(f"@{label} refers to itself, through {' and '.join(self._open)}; remove one of the references.")
         self._open.append(label)
         self._called.add(name)
-        configurable, collected = self._known[name], self._collected(name, scope)
+        collected = self._collected(name, scope)
         self._in_effect.update(collected.values())
-        found = {key: self.bound[setting] for key, setting in collected.items()}
-        allowed = hints_of(configurable) or {}
-        defaults = {key: default for key, default in defaults_of(configurable).items() if is_literal(default)}
-        written = defaults | {key: bound.value for key, bound in found.items()}
-        self.operative |= {str(Setting(scope, name, key)): value for key, value in written.items()}
-        values = {key: self._value(bound.value, scope) for key, bound in found.items()}
+        values = {key: self._value(self.bound[setting].value, scope) for key, setting in collected.items()}
+        allowed = hints_of(self._known[name]) or {}
         for key, value in values.items():
             if key in allowed:  # once more, as a reference can be of the wrong kind
-                settings.check_value(str(Setting(scope, name, key)), value, allowed[key])
-        arguments = nested(configurable, values)
+                settings.check_value(str(collected[key]), value, allowed[key])
+        for key, group in groups_of(self._known[name]).items():
+            values.setdefault(key, self.call(group.__name__, scope))
         self._open.pop()
-        return arguments
+        return values
 
     def _collected(self, name: str, scope: str) -> dict[str, Setting]:
-        """The settings that hold for a configurable in a scope, by parameter.
-
-        Its own win over those of its groups, and otherwise those of a nearer scope.
-        """
+        """The settings that hold for a configurable in a scope, by parameter; those of a nearer scope win."""
         found: dict[str, Setting] = {}
-        for group in groups_of(self._known[name]).values():
-            found |= self._collected(group.__name__, scope)
         parts = scope.split("/") if scope else []
         for outer in ("/".join(parts[:number]) for number in range(len(parts) + 1)):
             own = [setting for setting in self.bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
@@ -230,7 +220,8 @@ class _Builder:
 
         def resolve(part: Any) -> Any:
             if isinstance(part, Macro):
-                return self._value(self._macro(part), scope)
+                self._read.add(Setting("", part.name))
+                return self._value(self.bound[Setting("", part.name)].value, scope)
             if not isinstance(part, Reference):
                 return part
             inner = part.scope or scope
@@ -239,12 +230,6 @@ class _Builder:
             return functools.partial(self._known[part.name], **self._arguments(part.name, inner))
 
         return replaced(value, resolve)
-
-    def _macro(self, macro: Macro) -> Any:
-        setting = Setting("", macro.name)
-        self._read.add(setting)
-        self.operative[macro.name] = self.bound[setting].value
-        return self.bound[setting].value
 
     def _check(self, setting: Setting, value: Any) -> None:
         """Raises InputError for an unknown setting or an invalid value. The value of a reference is checked when it is called."""
@@ -256,8 +241,9 @@ class _Builder:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
-            of_data = [group.__name__ for group in (PairsOptions,) if setting.parameter in (hints_of(group) or {})]
-            near = f"; set {of_data[0]}.{setting.parameter}" if of_data else settings.meant(setting.parameter, allowed)
+            owners = [group.__name__ for group in (*GROUPS, Recipe) if setting.parameter in (hints_of(group) or {})]
+            every = [*allowed, *(name for group in GROUPS for name in hints_of(group) or () if setting.name == self.root)]
+            near = f"; set {owners[0]}.{setting.parameter}" if owners else settings.meant(setting.parameter, every)
             raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
         if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])
@@ -284,6 +270,42 @@ class _Builder:
         return replaced(value, replace)
 
 
+def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
+    """The settings by the names that they have in Python; names of before are said once, unless they are in a recipe of ours."""
+    found, old = Settings(), {}
+    for setting, one in bound.items():
+        owner = root if setting.name == "train" else setting.name
+        own = settings.hints(parts[owner]) if owner in parts else {}
+        groups = [hint.__name__ for hint in own.values() if hint in GROUPS and setting.parameter in settings.hints(hint)]
+        name = groups[0] if groups and setting.parameter not in own else owner
+        now = setting._replace(name=name) if setting.parameter else setting
+        if now != setting and (one.is_typed or str(gin_settings.RECIPES_DIR) not in one.place):
+            old[f"{setting.name}.{setting.parameter}"] = f"{now.name}.{now.parameter}"
+        takes = settings.hints(parts[name]).get(setting.parameter, Any) if name in parts else Any
+        if isinstance(one.value, str) and one.value in parts and takes is not Any and settings.is_valid(parts[one.value], takes):
+            one = one._replace(value=Reference("", one.value, is_called=False))  # adamw for @adamw
+        found[now] = one
+    if old:
+        names = ", ".join(f"{before} is {now}" for before, now in old.items())
+        warnings.warn(f"settings have the names of Python now: {names}. The old names go with the next release.", stacklevel=4)
+    return found
+
+
+def _name_source(bound: Settings) -> None:
+    """Makes `Recipe.data` the source whose data is named last, unless it is typed itself; in a file it yields if it has no data."""
+    data, order = Setting("", "Recipe", "data"), list(bound)
+    if data not in bound or bound[data].is_typed or not isinstance(bound[data].value, Reference):
+        return
+    sources = bound.get(Setting("", "mixed_pairs", "sources"))
+    mixed = {part.name for part in values_in(sources.value) if isinstance(part, Reference)} if sources else set()
+    places = [one for one in order if not one.scope and one.parameter == PLACES.get(one.name, ...) and one.name not in mixed]
+    now = bound[data].value.name
+    if not places or (place := places[-1]).name == now or order.index(place) < order.index(data):
+        return
+    if bound[place].is_typed or now not in {one.name for one in places}:
+        bound[data] = bound[data]._replace(value=Reference("", place.name, False))
+
+
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -293,36 +315,12 @@ def groups_of(configurable: Any) -> dict[str, Any]:
 
 
 def hints_of(configurable: Any) -> dict[str, Any] | None:
-    """The annotations of what gin can set, by name, those of its groups included; None where anything may be set."""
+    """The annotations of what gin can set, by name; None where anything may be set."""
     parameters = inspect.signature(configurable).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     annotated = settings.hints(configurable)
-    found = {parameter.name: annotated.get(parameter.name, Any) for parameter in parameters}
-    for group in groups_of(configurable).values():
-        found |= hints_of(group) or {}
-    return found
-
-
-def defaults_of(configurable: Any) -> dict[str, Any]:
-    """What holds where nothing is set, by name, groups resolved."""
-    found: dict[str, Any] = {}
-    for group in groups_of(configurable).values():
-        found |= defaults_of(group)
-    parameters = inspect.signature(configurable).parameters.values()
-    own = {one.name: one.default for one in parameters if one.default is not one.empty and one.name not in groups_of(configurable)}
-    return found | own
-
-
-def nested(configurable: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with the settings of each group put into it."""
-    for parameter, group in groups_of(configurable).items():
-        own = {name: values.pop(name) for name in hints_of(group) or () if name in values}
-        if parameter not in values:
-            values[parameter] = group(**own)
-        elif own and isinstance(values[parameter], group):
-            values[parameter] = dataclasses.replace(values[parameter], **own)
-    return values
+    return {parameter.name: annotated.get(parameter.name, Any) for parameter in parameters}
 
 
 def _decorated(name: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.resources
-import math
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,19 +66,25 @@ class Bound(NamedTuple):
 
 
 class Settings(dict[Setting, Bound]):
-    """What each setting is bound to, and which modules from outside the package the files import for that."""
+    """What each setting is bound to, in the order of binding."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.modules: list[str] = []
+        self.files: set[Path] = set()
+
+    def __setitem__(self, setting: Setting, bound: Bound) -> None:
+        self.pop(setting, None)  # so that the last one bound stands last
+        super().__setitem__(setting, bound)
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
     """Reads gin files and then `name=value` settings; what comes later wins.
 
+    A file that several others include is read once, so that recipes go together: the second one's `base.gin` takes nothing back.
+
     Args:
         gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
-        bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
+        bindings: for example `Optimization.num_steps=100`; a value that is not a gin literal is taken as a string.
         allow_imports: whether the files may import modules outside this package.
 
     Raises:
@@ -113,15 +118,6 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
         return type(value)(replaced(entry, replace) for entry in value)
     return replace(value)
-
-
-def is_literal(value: Any) -> bool:
-    """Whether a gin file can hold a value."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict | list | tuple):
-        return all(map(is_literal, value.items() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, bool | int | str)
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -165,14 +161,15 @@ def _bare(name: str) -> str:
 def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Path, ...]) -> None:
     if path.resolve() in above:
         raise InputError(f"{path} includes itself, through {' and '.join(one.name for one in above)}; remove one of the includes.")
+    found.files.add(path.resolve())
     for statement in _statements(_text(path), str(path)):
         place = f"{path}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement):
-            _read_file(_find_included(statement.filename, place), found, allow_imports, (*above, path.resolve()))
+            included = _find_included(statement.filename, place)
+            if included.resolve() not in found.files - {path.resolve(), *above}:
+                _read_file(included, found, allow_imports, (*above, path.resolve()))
         elif isinstance(statement, config_parser.ImportStatement):
             _import(statement.module, place, allow_imports)
-            if not _is_ours(statement.module) and statement.module not in found.modules:
-                found.modules.append(statement.module)
         elif isinstance(statement, config_parser.BindingStatement):
             found[_setting(statement)] = Bound(statement.value, place, is_typed=False)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import arguments, command, engine
+from de_jax import arguments, command, engine, recipe_file
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
@@ -102,14 +102,17 @@ def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **opt
 def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) -> Iterator[_Mining]:
     """The data of a recipe that mines."""
     run_dir = mirrors.local(run_dir)
+    recipe = recipe_file.with_seeds(recipe, run_dir)
     if recipe.negatives.miner is None:
-        raise InputError("the recipe mines nothing; set train.miner = @Miner().")
+        raise InputError("the recipe mines nothing; set HardNegatives.miner.")
     if recipe.negatives.mine_every_steps is not None and not once:
-        raise InputError("the run mines by itself every train.mine_every_steps updates; set that to None to mine beside it.")
+        raise InputError(
+            "the run mines by itself every HardNegatives.mine_every_steps updates; set that to None to mine beside it."
+        )
     recipe.negatives.miner.check()
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
-        raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
+        raise InputError("no folder is set for the generations; set PairsOptions.negatives_dir.")
     with mirrors.kept_equal(run_dir) as sync:
         if sync:
             sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))

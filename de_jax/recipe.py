@@ -8,13 +8,16 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from de_jax import recipe_file
 from de_jax.data.sources import unopened
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
+from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.losses.combination import parts
 from de_jax.losses.reading import fields_read
@@ -24,6 +27,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.mesh import plan
+from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
 from de_jax.training.step.adapters import AdaptedModel, Lora
@@ -50,7 +54,7 @@ class Initialization:
     """The parameters before the first update.
 
     Attributes:
-        seed: of fresh parameters and of dropout.
+        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.any_model.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -70,8 +74,8 @@ class Initialization:
         check_fields(self)
         if unused := [name for name in ("init_new", "init_layers") if getattr(self, name) and not self.init_from]:
             raise InputError(
-                f"train.{unused[0]} is {getattr(self, unused[0])!r}, but without train.init_from all parameters start fresh; set "
-                "train.init_from, or leave it out."
+                f"Initialization.{unused[0]} is {getattr(self, unused[0])!r}, but without init_from all parameters start fresh; "
+                "set Initialization.init_from, or leave it out."
             )
 
 
@@ -82,7 +86,7 @@ class HardNegatives:
     Attributes:
         miner: how this run mines; None trains with the generations in the folder of negatives.
         mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
-            Without a miner it has no effect, so that `train.miner=None` turns a recipe that mines into a static one.
+            Without a miner it has no effect, so that `HardNegatives.miner=None` turns a recipe that mines into a static one.
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
             `FOLLOW_EVERY_STEPS` where `de-jax mine` does, and without a miner never.
         negative_cache: hard negatives for every query from the documents of earlier batches; None for none.
@@ -103,8 +107,8 @@ class HardNegatives:
         check_fields(self)
         if self.miner is None and self.mine_every_steps is not None:
             warnings.warn(
-                f"train.mine_every_steps = {self.mine_every_steps} has no effect without train.miner = @Miner(); the run trains "
-                "with the negatives that its folder holds.",
+                f"HardNegatives.mine_every_steps = {self.mine_every_steps} has no effect without a miner; the run trains with "
+                "the negatives that its folder holds.",
                 stacklevel=2,
             )
             object.__setattr__(self, "mine_every_steps", None)
@@ -163,10 +167,11 @@ class Recipe:
         check_fields(self)
         if self.adapters and not self.initialization.init_from:
             warnings.warn(
-                "train.adapters would leave the random parameters beside them untrained; set train.init_from.", stacklevel=3
+                "Recipe.adapters would leave the random parameters beside them untrained; set Initialization.init_from.",
+                stacklevel=3,
             )
         for loss in parts(self.loss):
-            check_call("train.loss", loss, "embeddings", like="samtone")
+            check_call("Recipe.loss", loss, "embeddings", like="samtone")
             if name_of(loss) == "matryoshka" and {self.model.query.normalize, self.model.doc.normalize} != {
                 bound(loss, "normalize")
             }:
@@ -174,9 +179,30 @@ class Recipe:
                     f"matryoshka.normalize is {bound(loss, 'normalize')}, but the towers have normalize = "
                     f"{self.model.doc.normalize}; cut embeddings are scaled as whole ones are."
                 )
-        check_call("train.data", self.data, options=("share",), like="beir_pairs")
+        check_call("Recipe.data", self.data, options=("share",), like="beir_pairs")
         for source in self.sources:
-            check_call("a source of train.data", source, options=("share",), like="beir_pairs")
+            check_call("a source of Recipe.data", source, options=("share",), like="beir_pairs")
+
+    @classmethod
+    def load(cls, path: str | Path, *, allow_imports: bool = False, **given: Any) -> Recipe:
+        """The recipe that a run was trained with.
+
+        Args:
+            path: the run's folder, or a file of `save`.
+            allow_imports: whether functions and classes may come from outside this package, which runs their code.
+            given: fields in place of the saved ones, such as `data` for a run on rows of Python, which are not saved.
+
+        Raises:
+            InputError: no such file, or a setting that it does not hold.
+        """
+        found = recipe_file.load(path, allow_imports=allow_imports, **given)
+        if not isinstance(found, cls):
+            raise InputError(f"{path} is of a {type(found).__name__}, not of a dual encoder.")
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recipe as JSON, as a run's folder has it in `recipe.json`; into a folder, or as a file of this name."""
+        write_json(Path(path) / RECIPE_FILE if Path(path).is_dir() else Path(path), recipe_file.to_json(self))
 
     @property
     def sources(self) -> tuple[Callable[..., TrainingSet], ...]:
@@ -191,11 +217,6 @@ class Recipe:
             return None
         lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}
         return dataclasses.replace(known[0], **lengths)
-
-    @property
-    def options_name(self) -> str:
-        """The prefix of settings of the source of pairs; for a mixture the group that applies to all sources."""
-        return name_of(self.data) if self.sources == (self.data,) else PairsOptions.__name__
 
     @functools.cached_property
     def trained(self) -> Model:
@@ -221,8 +242,8 @@ class Recipe:
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
         settings = {
-            f"{self.options_name}.batch_size": batch_size,
-            "train.num_chunks": self.devices.num_chunks,
+            "PairsOptions.batch_size": batch_size,
+            "Devices.num_chunks": self.devices.num_chunks,
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
         for loss in parts(self.loss):
@@ -271,7 +292,7 @@ class Recipe:
                 is_brought = value and (are_known or options.negatives_dir or not setting.startswith("num_"))
                 if is_brought and field in unread:
                     raise InputError(
-                        f"{self.options_name}.{setting} is {value!r}, but train.loss makes no use of it; {without}, or put "
+                        f"PairsOptions.{setting} is {value!r}, but Recipe.loss makes no use of it; {without}, or put "
                         f"{readers} into the loss."
                     )
 
@@ -292,7 +313,7 @@ class Recipe:
         if cache is None:
             return state
         if self.options is None:
-            raise InputError("train.negative_cache has to know `max_doc_length`, but the data takes no PairsOptions.")
+            raise InputError("HardNegatives.negative_cache has to know `max_doc_length`, but the data takes no PairsOptions.")
         return state._replace(cache=cache.empty(self.options.max_doc_length, self.model.doc.embedding_dim))
 
     def _trained(self, model: DualEncoder) -> Model:

@@ -13,7 +13,7 @@ from de_jax.data.expansion import curriculum_texts
 from de_jax.data.sources import unopened
 from de_jax.interop.fine_tuning import check_init_from
 from de_jax.recipe import Recipe
-from de_jax.settings import bound, name_of
+from de_jax.settings import name_of
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
@@ -40,7 +40,7 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
             recipe,
             has_mined=any(options.negatives_dir for _, options in known),
             max_passages=max(options.max_passages for _, options in known),
-            has_queries_for_both=name_of(recipe.data) == "beir_pairs" and bound(recipe.data, "num_for_both") > 0,
+            has_queries_for_both=known[0][1].num_for_both > 0,
             has_dev=any(
                 options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
             ),
@@ -51,8 +51,8 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
         base = [path for path in paths.all_paths(params) if adapters and not adapters.is_trained(path)]
         if fresh := [path for path in base if paths.matches(start.init_new, path)]:
             raise InputError(
-                f"{fresh[0]} starts fresh, as train.init_new says, but with train.adapters it would never be trained; name it "
-                "in Lora.trained too."
+                f"{fresh[0]} starts fresh, as Initialization.init_new says, but with Recipe.adapters it would never be "
+                "trained; name it in Lora.trained too."
             )
 
 
@@ -74,8 +74,7 @@ def check_sizes(
     recipe.model.check_length("doc", max_doc_length)
     if batch_size == 1 and not has_negatives and not cache:
         raise InputError(
-            f"{recipe.options_name}.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or "
-            "mined negatives."
+            "PairsOptions.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or mined negatives."
         )
 
 
@@ -91,8 +90,7 @@ def check_parts(recipe: Recipe, *, has_mined: bool, max_passages: int, has_queri
     miner = recipe.negatives.miner
     if miner and not has_mined:
         raise InputError(
-            f"the recipe has a miner, but its negatives have no folder; set {recipe.options_name}.negatives_dir, such as "
-            "{run_dir}/negatives."
+            "the recipe has a miner, but its negatives have no folder; set PairsOptions.negatives_dir, such as {run_dir}/negatives."
         )
     if miner and miner.num_neg_queries and max_passages > 1:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0.")
@@ -100,15 +98,14 @@ def check_parts(recipe: Recipe, *, has_mined: bool, max_passages: int, has_queri
         miner.check()
     measure = recipe.alignment.measure if recipe.alignment else None
     if measure == KL and not has_queries_for_both:
-        take = "" if name_of(recipe.data) == "beir_pairs" else "take @beir_pairs and "
         raise InputError(
-            f"train.alignment compares the towers on queries, but the data have no queries for that; {take}set "
-            "beir_pairs.num_for_both = 1000."
+            "Recipe.alignment compares the towers on queries, but the data have no queries for that; set "
+            "PairsOptions.num_for_both = 1000."
         )
     if measure not in (None, KL) and not has_dev:
-        raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")
+        raise InputError(f"Recipe.alignment waits for {measure} on the dev set; set dev_split.")
     if recipe.logging.early_stopping_patience and not has_dev:
-        raise InputError("train.early_stopping_patience waits for the score on the dev set, which is missing; set dev_split.")
+        raise InputError("Logging.early_stopping_patience waits for the score on the dev set, which is missing; set dev_split.")
 
 
 def check_texts(recipe: Recipe, texts: Mapping[str, int] | None) -> None:

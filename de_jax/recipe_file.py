@@ -1,9 +1,10 @@
-"""The recipe of a run as JSON in `<run_dir>/recipe.json`: every setting by name, functions and classes by their place."""
+"""The saved form of a recipe, `recipe.json`: every setting by name, functions and classes by their place."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import math
 import numbers
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.files import buckets, schema
-from de_jax.files.outputs import atomic_file, write_json
+from de_jax.files.outputs import write_json
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
-from de_jax.training.run.run_settings import read_recipe_file, read_settings
+from de_jax.training.run.run_settings import read_recipe_file
+from de_jax.types import InputError
 
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""
+MOVED: Mapping[str, str] = {}
+"""Modules of ours that were moved, by the name that recipes of before have."""
+_PACKAGE = __name__.partition(".")[0]
 
 
 def to_json(value: Any) -> Any:
@@ -49,25 +54,80 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     if isinstance(value, functools.partial) or inspect.isroutine(value) or inspect.isclass(value):
-        return {"function": _place(value)} | {name: to_json(default) for name, default in _bound(value)}
+        return {"function": _place(value)} | {name: to_json(given) for name, given in _bound(value) if name != "share"}
     return {"type": _place(type(value))}
 
 
-def keep(recipe: Any, run_dir: Path, gin: str = "") -> None:
-    """Writes `recipe.json`, and `config.gin` if there is one; warns if a continued run has other settings.
+def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
+    """The recipe of a run; see `Recipe.load`."""
+    path = Path(path) / RECIPE_FILE if Path(path).is_dir() else Path(path)
+    found = read_recipe_file(path.parent) if path.name == RECIPE_FILE else schema.read(path, schema.map_of(lambda value: value))
+    if found is None:
+        raise InputError(f"{path} does not exist; give the folder of a run, or a file of Recipe.save.")
+    read = _Reader(str(path), allow_imports, (found.get("initialization") or found).get("seed"))
+    return read.value({name: value for name, value in found.items() if name not in given}, "recipe", **given)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Makes values of JSON. A class must be a dataclass, and functions are not called, so that a file alone runs no code."""
+
+    file: str
+    allow_imports: bool
+    seed: int | None  # of the run; a seed that is equal follows it
+
+    def value(self, found: Any, name: str, /, **given: Any) -> Any:
+        """The value of the setting called `name`; `given` are fields of a dataclass beside those found."""
+        if isinstance(found, list):
+            return tuple(self.value(entry, name) for entry in found)
+        if found in ("inf", "-inf", "nan"):
+            return float(found)
+        place = (found.get("function") or found.get("type")) if isinstance(found, dict) else None
+        if not isinstance(place, str) or "." not in place:
+            return {key: self.value(entry, f"{name}.{key}") for key, entry in found.items()} if isinstance(found, dict) else found
+        if "num_entries" in found:
+            raise self._lost(name, f"{found['num_entries']} entries")
+        target = self._at(place, name)
+        values = {key: self.value(entry, f"{name}.{key}") for key, entry in found.items() if key not in ("function", "type")}
+        if "function" in found:
+            defaults = {one.name: one.default for one in inspect.signature(target).parameters.values()}
+            bound = {key: value for key, value in values.items() if not _equal(value, defaults.get(key, ...))}
+            return functools.partial(target, **bound) if bound else target
+        if not dataclasses.is_dataclass(target):
+            raise self._lost(name, f"an object of {place}")
+        fields = {field.name: field for field in dataclasses.fields(target) if field.init}
+        follows = "seed" in fields and fields["seed"].default is None and values.get("seed") == self.seed
+        own = {key: value for key, value in values.items() if key in fields and not (follows and key == "seed")}
+        made: Any = target
+        return made(**own, **given)
+
+    def _at(self, place: str, name: str) -> Any:
+        module, _, label = place.rpartition(".")
+        module = MOVED.get(module, module)
+        if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
+            trust = "if you trust it, set allow_imports=True"
+            raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")
+        try:
+            return getattr(importlib.import_module(module), label)
+        except (ImportError, AttributeError):
+            raise self._lost(name, place) from None
+
+    def _lost(self, name: str, what: str) -> InputError:
+        part = name.split(".")[1] if "." in name else name
+        return InputError(f"{self.file}: {name} was {what}, which a file does not hold; give {part}=... beside the folder.")
+
+
+def keep(recipe: Any, run_dir: Path) -> None:
+    """Writes `recipe.json`; warns if a continued run has other settings.
 
     Args:
         recipe: a `Recipe`.
         run_dir: a run that is described.
-        gin: the recipe as a gin file; "" for one in Python.
     """
-    if changed := changes(recipe, run_dir, gin):
+    if changed := changes(recipe, run_dir):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=3)
     if distributed.is_first():
         write_json(run_dir / RECIPE_FILE, to_json(recipe))
-        if gin:
-            with atomic_file(run_dir / "config.gin") as temporary:
-                temporary.write_text(gin)
 
 
 def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
@@ -92,44 +152,59 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
         write_json(path, dict(fingerprints))
 
 
-def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:
-    """The settings that differ from the existing run's, as "setting = value" with the new value.
-
-    Args:
-        recipe: the recipe of the continued run.
-        run_dir: the run; one of version 0.1 has no `recipe.json`, so its `config.gin` is held against `gin`.
-        gin: the recipe as a gin file.
-    """
-    described = read_recipe_file(run_dir)
-    if described is not None:
-        before, here = _flat(described), _flat(to_json(recipe))
-        changed = [f"{path} = {value!r}" for path, value in here.items() if _was(before, path) != value]
-        gone = [path for path in before if not any(_is_at(path, other) or _is_at(other, path) for other in here)]
-        return changed + [f"{path} is not set" for path in gone]
-    written = read_settings(run_dir)
-    lines = {line.partition(" = ")[0]: line for line in gin.splitlines() if not line.startswith("#")}
-    squeezed = {name: f"{name} = {value}".replace(" ", "") for name, value in written.items()}
-    return [line for name, line in lines.items() if squeezed.get(name, line.replace(" ", "")) != line.replace(" ", "")]
+def changes(recipe: Any, run_dir: Path) -> list[str]:
+    """The settings that differ from the existing run's, as "setting = value" with the new value."""
+    before = read_recipe_file(run_dir)
+    return [] if before is None else list(_differences(before, to_json(recipe), ""))
 
 
-def _was(before: dict[str, Any], path: str) -> Any:
-    """The earlier value; a setting that the earlier recipe did not know, of a later version for example, was None."""
-    return before.get(path, ... if any(_is_at(other, path) for other in before) else None)
+def _differences(before: Any, here: Any, path: str) -> Iterator[str]:
+    """A setting that the earlier recipe did not know was None; where a function or class lives does not matter."""
+    if isinstance(before, dict) and isinstance(here, dict):
+        for name in dict.fromkeys((*here, *before)):
+            yield from _differences(before.get(name), here.get(name, ...), f"{path}.{name}".lstrip("."))
+    elif here is ...:
+        yield f"{path} is not set"
+    elif path.rpartition(".")[2] in ("type", "function") and isinstance(before, str) and isinstance(here, str):
+        if before.rpartition(".")[2] != here.rpartition(".")[2]:
+            yield f"{path} = {here.rpartition('.')[2]!r}"
+    elif before != here:
+        place = (here.get("function") or here.get("type")) if isinstance(here, dict) else None
+        yield f"{path} = {place.rpartition('.')[2] if place else repr(here)}"
 
 
-def _is_at(path: str, other: str) -> bool:
-    """Whether a path is another one or below it."""
-    return f"{path}.".startswith(f"{other}.")
+def with_seeds(recipe: Any, run_dir: str | Path = "") -> Any:
+    """The recipe with a value for every seed that it leaves open: that of the run in `run_dir`, else `Initialization.seed`."""
+    before = read_recipe_file(run_dir) if run_dir else None
+    return _seeded(recipe, getattr(recipe, "initialization", recipe).seed, before)
 
 
-def _flat(found: Any, path: str = "") -> dict[str, Any]:
-    """Each setting under its path, such as "optimization.num_steps"; where a function or class lives does not matter."""
-    if isinstance(found, dict):
-        if not found:
-            return {path: None}
-        return {key: value for name, entry in found.items() for key, value in _flat(entry, f"{path}.{name}".lstrip(".")).items()}
-    is_place = path.rpartition(".")[2] in ("type", "function") and isinstance(found, str)
-    return {path: found.rpartition(".")[2] if is_place else found}
+def _seeded(value: Any, seed: int, before: Any) -> Any:
+    before = before if isinstance(before, dict) else {}
+    if isinstance(value, Mapping):
+        own = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    else:
+        own = dict(_bound(value)) if isinstance(value, functools.partial) or inspect.isfunction(value) else {}
+    new = {name: _seeded(entry, seed, before.get(name)) for name, entry in own.items()}
+    if "seed" in own and own["seed"] is None and not isinstance(value, Mapping):
+        new["seed"] = seed if before.get("seed") is None else before["seed"]
+    changed = {name: entry for name, entry in new.items() if entry is not own[name]}
+    if not changed:
+        return value
+    if isinstance(value, Mapping):
+        return new
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **changed)
+    given = list(own)[: len(value.args)] if isinstance(value, functools.partial) else []  # by place
+    keywords = {**getattr(value, "keywords", {}), **{name: entry for name, entry in changed.items() if name not in given}}
+    return functools.partial(getattr(value, "func", value), *(new[name] for name in given), **keywords)
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Whether a saved value is a parameter's default."""
+    return to_json(value) == to_json(default) if default is not ... else False
 
 
 def _bound(function: Any) -> Iterator[tuple[str, Any]]:

@@ -85,6 +85,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
 
 
+def is_valid(value: Any, hint: Any) -> bool:
+    """Whether an annotation allows a value."""
+    return not _wanted(value, hint)
+
+
 def check_call(name: str, function: Callable[..., Any], *arguments: str, like: str, options: Sequence[str] = ()) -> None:
     """Whether a setting's function can be called with these arguments by place and these options by name, and lacks nothing then.
 
@@ -104,7 +109,7 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str, like: s
         _check_bound(function)
         given = ", ".join([*arguments, *options]) or "nothing"
         raise InputError(
-            f"{name} is {shown(function)}, which cannot be called with {given} alone; take one such as @{like}."
+            f"{name} is {shown(function)}, which cannot be called with {given} alone; take one such as {like}."
         ) from None
 
 
@@ -186,8 +191,8 @@ def bound(function: Callable[..., Any], parameter: str) -> Any:
 def shown(value: Any) -> str:
     """A value as a message shows it: a function by its name, anything long cut."""
     if isinstance(value, functools.partial) or (callable(value) and hasattr(value, "__name__")):
-        return f"@{name_of(value)}"
-    text = re.sub(r"<(?:function|class) '?([\w.]+)'?[^>]*>", lambda match: f"@{match[1].rpartition('.')[2]}", repr(value))
+        return name_of(value)
+    text = re.sub(r"<(?:function|class) '?([\w.]+)'?[^>]*>", lambda match: f"{match[1].rpartition('.')[2]}", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -198,7 +203,9 @@ LOCAL = "a path, or an address gs:// or s3://, because other addresses are not r
 def _local(value: Any, hint: Any) -> Any:
     """A value with local copies in the place of addresses where its annotation is a `LocalPath`, in fields of a config too."""
     if isinstance(value, str) and _is_path(hint):
-        from de_jax.files import mirrors  # most configurables take no path
+        if "://" not in value and not value.startswith("~"):
+            return value
+        from de_jax.files import mirrors  # most paths are here
 
         return mirrors.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
@@ -248,7 +255,7 @@ def _wanted(value: Any, hint: Any) -> str | None:
     if origin in (dict, collections.abc.Mapping):
         return _wanted_mapping(value, arguments)
     if origin is collections.abc.Callable or hint is Callable:
-        return None if callable(value) else _reference(value)
+        return None if callable(value) else "a function"
     return _wanted_type(value, hint)
 
 
@@ -322,12 +329,14 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
         is_fine = not isinstance(value, str | numbers.Number | tuple | list | dict | None)
     else:
         is_fine = isinstance(value, hint)
-    return None if is_fine else f"@{hint.__name__}()" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}"
+    return None if is_fine else f"{hint.__name__}(...)" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}"
 
 
 def _is_foreign(path: str) -> bool:
     """Whether a path is an address that is not read."""
-    from de_jax.files import buckets
+    if "://" not in path:
+        return False
+    from de_jax.files import buckets  # most paths are here
 
     return buckets.foreign(path) is not None
 
@@ -350,7 +359,3 @@ def _is_finite(value: Any) -> bool:
 def _whole(value: Any) -> str:
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST
     return f"a whole number, written {int(value)}" if is_whole else "a whole number"
-
-
-def _reference(value: Any) -> str:
-    return f"a reference such as @{value if _is_text(value) else 'name'}, without parentheses"

@@ -1,7 +1,7 @@
 """Trains a dual encoder from a gin recipe; repeat the command to continue a stopped run.
 
 de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
-    --gin.beir_pairs.tokenizer=data/spiece.model --run_dir=runs/samtone
+    --gin.PairsOptions.tokenizer=data/spiece.model --run_dir=runs/samtone
 """
 
 from __future__ import annotations
@@ -41,35 +41,34 @@ from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
 
-def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`, see `training.run`; a folder, or an address gs:// or s3://.
-        gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
         SystemExit: with code 75 after SIGTERM, which comes before a machine is taken away: the run is saved, and the same call
             continues it.
     """
-    summary = train_or_stop(recipe, run_dir, gin=gin)
+    summary = train_or_stop(recipe, run_dir)
     if summary["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
     return summary
 
 
-def train_or_stop(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
     run_dir = mirrors.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
-        return _train(recipe, run_dir, gin)
+        return _train(recipe_file.with_seeds(recipe, run_dir), run_dir)
 
 
-def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
+def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     start = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
@@ -107,7 +106,7 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
-        recipe_file.keep(recipe, run_dir, gin)
+        recipe_file.keep(recipe, run_dir)
         recipe_file.keep_data(data.fingerprints, run_dir)
         best.remove_old()
         if run.sync:
@@ -155,14 +154,18 @@ def main(argv: list[str] | None = None) -> None:
     if distributed.is_asked_for(automatic=args.distributed, **process):
         command.go_on_in_child()
         distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
-    built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
-    recipe = built.recipe
+    if bool(args.recipe) == bool(args.gin_file or bindings):
+        raise InputError("name the recipe once: --gin_file, or --recipe for that of a run, which takes no other settings.")
+    if args.recipe:
+        recipe = Recipe.load(args.recipe, allow_imports=args.allow_imports)
+    else:
+        recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
         print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        summary = train_or_stop(recipe, args.run_dir, gin=built.as_gin())
+        summary = train_or_stop(recipe, args.run_dir)
         if distributed.is_first():
             print(json.dumps(summary))
         if summary["stopped"] == StopOnSignal.REASON:
@@ -190,10 +193,10 @@ def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: 
         explanation=faults.Explanation(
             is_finite=functools.partial(faults.has_finite_embeddings, recipe.trained),
             given="embedding",
-            lower="train.learning_rate or train.clip_norm, or a higher temperature",
+            lower="Optimization.learning_rate or Optimization.clip_norm, or a higher temperature",
             memory=recipe.memory_settings(data.batch_size),
             devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
-            num_steps="train.num_steps",
+            num_steps="Optimization.num_steps",
             name=functools.partial(faults.pair_name, data.query_ids, data.doc_ids),
         ),
     )
@@ -246,7 +249,8 @@ def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; repeatable")
+    parser.add_argument("--gin_file", action="append", default=[], help="a recipe; repeatable")
+    parser.add_argument("--recipe", help="the recipe of this run, or a file of Recipe.save, in place of --gin_file")
     parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
     parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)

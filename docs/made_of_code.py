@@ -45,6 +45,7 @@ ROOMS = {
     "planner.py": "Devices and training runs",
     "recipe.py": "Recipes",
     "recipe_checks.py": "Recipes",
+    "recipe_file.py": "Recipes",
     "reports": "Reports",
     "retrieval": "Search",
     "retrieval/expanded_search.py": "Document expansion",
@@ -81,7 +82,13 @@ def recipes() -> Iterator[str]:
     yield from ("| recipe | purpose | loss | shared by the towers | steps | starts from |", "|---|---|---|---|---|---|")
     for file in files:
         settings = gin_settings.read([f"recipes/{file.name}"])
-        cells = (_purpose(file), _loss(settings), _shared(settings), str(_value(settings, "train", "num_steps")), _start(settings))
+        cells = (
+            _purpose(file),
+            _loss(settings),
+            _shared(settings),
+            str(_value(settings, "Optimization", "num_steps")),
+            _start(settings),
+        )
         yield f"| [`{file.stem}`](#{file.stem}) | {' | '.join(cells)} |"
     yield from ("", "## The files", "")
     for file in files:
@@ -168,9 +175,9 @@ def _value(settings: Settings, name: str, parameter: str) -> Any:
 
 
 def _loss(settings: Settings) -> str:
-    loss = _value(settings, "train", "loss")
+    loss = _value(settings, "Recipe", "loss")
     if loss is None:  # of a language model
-        return f"`{_value(settings, 'train', 'data').name}`"
+        return f"`{_value(settings, 'Pretraining', 'data').name}`"
     inner = (_value(settings, loss.name, parameter) for parameter in ("losses", "loss"))
     names = [part.name for value in inner for part in values_in(value) if isinstance(part, Reference)]
     return f"`{loss.name}`" + (f" of {', '.join(f'`{name}`' for name in names)}" if names else "")
@@ -178,13 +185,13 @@ def _loss(settings: Settings) -> str:
 
 def _shared(settings: Settings) -> str:
     shared = _value(settings, "DualEncoder", "shared")
-    if _value(settings, "train", "loss") is None:
+    if _value(settings, "Recipe", "loss") is None:
         return "no towers"
     return "everything" if shared is None else ", ".join(PARTS[part] for part in shared) or "nothing"
 
 
 def _start(settings: Settings) -> str:
-    bound = settings.get(Setting("", "train", "init_from"))
+    bound = settings.get(Setting("", "Initialization", "init_from"))
     if bound is None:
         return "random parameters"
     sources = bound.value.values() if isinstance(bound.value, dict) else [bound.value]

@@ -52,19 +52,19 @@ def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -
     settings = {
         "MODEL": args.model,
         "beir_pairs.dataset_dir": args.dataset_dir,
-        "beir_pairs.dev_split": "dev",
-        "beir_pairs.batch_size": args.batch_size,
-        "beir_pairs.max_query_length": args.max_query_length,
-        "beir_pairs.max_doc_length": args.max_doc_length,
-        "train.optimizer": "@adamw",
-        "train.learning_rate": rate,
+        "PairsOptions.dev_split": "dev",
+        "PairsOptions.batch_size": args.batch_size,
+        "PairsOptions.max_query_length": args.max_query_length,
+        "PairsOptions.max_doc_length": args.max_doc_length,
+        "Optimization.optimizer": "@adamw",
+        "Optimization.learning_rate": rate,
         "linear.end": rate,  # a falling rate would hide what old negatives do
         "linear.warmup_steps": 0,
-        "train.num_steps": args.num_steps,
-        "train.mine_every_steps": None if refresh == BESIDE else int(refresh),
-        "train.save_every_steps": args.save_every_steps,
-        "train.evaluate_every_steps": args.evaluate_every_steps,
-        "train.log_every_steps": args.evaluate_every_steps,
+        "Optimization.num_steps": args.num_steps,
+        "HardNegatives.mine_every_steps": None if refresh == BESIDE else int(refresh),
+        "Logging.save_every_steps": args.save_every_steps,
+        "Logging.evaluate_every_steps": args.evaluate_every_steps,
+        "Logging.log_every_steps": args.evaluate_every_steps,
     }
     arguments = ["--gin_file=recipes/ance_firstp.gin", f"--run_dir={run_dir}"]
     arguments += [f"--gin.{name}={value}" for name, value in settings.items()]

@@ -68,7 +68,7 @@ def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> li
         run_dir = _run_dir(recipe, layers, rate, args)
         if num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
             own = {"MODEL": model, "QUERY_LAYERS": tuple(range(layers))} if stage == 0 else {"MODEL": model}
-            own |= {} if recipe == "daft_stage1" else {"beir_pairs.dev_split": None}
+            own |= {} if recipe == "daft_stage1" else {"PairsOptions.dev_split": None}
             _train(recipe, run_dir, own, rate, num_steps, args)
         logged = [line for line in run_log.read_metrics(run_dir / run_log.METRICS_FILE) if LOSS in line]
         lines += [{**line, "step": line["step"] + stage * num_steps} for line in logged]
@@ -84,13 +84,13 @@ def _run_dir(recipe: str, layers: int, rate: float, args: argparse.Namespace) ->
 def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_steps: int, args: argparse.Namespace) -> None:
     settings = {
         "beir_pairs.dataset_dir": args.dataset_dir,
-        "beir_pairs.batch_size": args.batch_size,
-        "beir_pairs.max_query_length": args.max_query_length,
-        "beir_pairs.max_doc_length": args.max_doc_length,
-        "train.learning_rate": rate,
-        "train.num_steps": num_steps,
-        "train.log_every_steps": args.log_every_steps,
-        "train.save_every_steps": num_steps,
+        "PairsOptions.batch_size": args.batch_size,
+        "PairsOptions.max_query_length": args.max_query_length,
+        "PairsOptions.max_doc_length": args.max_doc_length,
+        "Optimization.learning_rate": rate,
+        "Optimization.num_steps": num_steps,
+        "Logging.log_every_steps": args.log_every_steps,
+        "Logging.save_every_steps": num_steps,
         "linear.warmup_steps": num_steps // 10,
         **own,
     }

@@ -17,12 +17,12 @@ from de_jax import command
 from experiments import processes
 
 SETTINGS = {
-    "beir_pairs.batch_size": 256,
-    "beir_pairs.max_query_length": 32,
-    "beir_pairs.max_doc_length": 64,
-    "train.learning_rate": 0.03,
-    "train.log_every_steps": 20,
-    "train.save_every_steps": 200,
+    "PairsOptions.batch_size": 256,
+    "PairsOptions.max_query_length": 32,
+    "PairsOptions.max_doc_length": 64,
+    "Optimization.learning_rate": 0.03,
+    "Logging.log_every_steps": 20,
+    "Logging.save_every_steps": 200,
     "T5Config.num_layers": 1,
     "T5Config.dtype": "float32",
     "T5Config.dropout_rate": 0.0,
@@ -48,11 +48,11 @@ def main() -> None:
                 **SETTINGS,
                 **LOSSES[name],
                 "beir_pairs.dataset_dir": args.dataset_dir,
-                "beir_pairs.tokenizer": args.tokenizer,
-                "beir_pairs.seed": seed,
-                "train.seed": seed,
-                "train.num_steps": args.num_steps,
-                "train.loss": f"@{function}",
+                "PairsOptions.tokenizer": args.tokenizer,
+                "PairsOptions.seed": seed,
+                "Initialization.seed": seed,
+                "Optimization.num_steps": args.num_steps,
+                "Recipe.loss": f"@{function}",
                 f"{function}.temperature": TEMPERATURE,
             }
             train = ["de_jax.trainer", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]

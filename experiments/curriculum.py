@@ -56,21 +56,21 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         "MODEL": base,
         "NUM_STEPS": args.num_steps,
         "beir_pairs.dataset_dir": args.dataset_dir,
-        "beir_pairs.batch_size": args.batch_size,
-        "beir_pairs.max_query_length": args.max_query_length,
-        "beir_pairs.max_doc_length": args.max_doc_length,
-        "beir_pairs.seed": seed,
-        "train.seed": seed,
-        "train.learning_rate": args.learning_rate,
-        "train.log_every_steps": 10,
-        "train.save_every_steps": args.num_steps,
+        "PairsOptions.batch_size": args.batch_size,
+        "PairsOptions.max_query_length": args.max_query_length,
+        "PairsOptions.max_doc_length": args.max_doc_length,
+        "PairsOptions.seed": seed,
+        "Initialization.seed": seed,
+        "Optimization.learning_rate": args.learning_rate,
+        "Logging.log_every_steps": 10,
+        "Logging.save_every_steps": args.num_steps,
         "linear.warmup_steps": args.num_steps // 10,
         **dict(setting.split("=", 1) for setting in args.settings),
     }
     if strategy != VANILLA:
         settings |= {
-            "beir_pairs.expansion": args.expansion,
-            "beir_pairs.max_generated_length": args.max_generated_length,
+            "PairsOptions.expansion": args.expansion,
+            "PairsOptions.max_generated_length": args.max_generated_length,
             "Curriculum.strategy": strategy,
             "Curriculum.k": args.k,
             "Curriculum.seed": seed,
@@ -102,7 +102,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_doc_length", type=int, default=64, help="tokens, the generated query's among them")
     parser.add_argument("--max_generated_length", type=int, default=20, help="tokens of a generated query")
     parser.add_argument(
-        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as beir_pairs.mask_positives=True"
+        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as PairsOptions.mask_positives=True"
     )
     parser.add_argument("--out_dir", type=Path, default=Path("runs/curriculum"), help="gets a run folder each, and the pictures")
     return parser.parse_args(argv)

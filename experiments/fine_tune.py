@@ -13,7 +13,7 @@ The first command below trains a student of three layers, with and without the s
 are only cut (experiments/matryoshka.yaml). The learning rate of each arm is first chosen in a run on a dev split:
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
-    --methods student student_kl student_margin_mse --beside=student --settings beir_pairs.num_neg_docs=3 \\
+    --methods student student_kl student_margin_mse --beside=student --settings PairsOptions.num_neg_docs=3 \\
     --num_steps=100 --batch_size=32 --max_query_length=32 --max_doc_length=64 --out_dir=runs/distil
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
     --methods in_batch_softmax matryoshka --beside=in_batch_softmax --embedding_dims 384 192 96 48 --num_steps=100 \\
@@ -45,30 +45,30 @@ WITHOUT_PATIENCE = {"Alignment.every_steps": 10, "Alignment.patience": None}
 
 def _light(layers: int) -> dict[str, list[Stage]]:
     """DAFT's two stages with a query tower of the model's first layers, and the same tower trained without the first stage."""
-    tower, last = {"QUERY_LAYERS": tuple(range(layers))}, {"beir_pairs.dev_split": None}
+    tower, last = {"QUERY_LAYERS": tuple(range(layers))}, {"PairsOptions.dev_split": None}
     return {
         f"daft_{layers}": [("daft_stage1", {**tower, **WITHOUT_PATIENCE}), ("daft_stage2", last)],
         f"one_stage_{layers}": [("daft_one_stage", {**tower, **last})],
     }
 
 
-THREE_LAYERS = {"pretrained_tower.layers": (0, 1, 2), "train.init_layers": {"query": (0, 1, 2), "doc": (0, 1, 2)}}
+THREE_LAYERS = {"pretrained_tower.layers": (0, 1, 2), "Initialization.init_layers": {"query": (0, 1, 2), "doc": (0, 1, 2)}}
 """A student: both towers have the model's first three layers."""
 COSINES = {"kl_distillation.teacher_temperature": 0.05}
 """For a teacher whose scores are cosines, like the scores of `--model`."""
 
 METHODS: dict[str, list[Stage]] = {
     "in_batch_softmax": [("fine_tune", {})],
-    "in_batch_softmax_masked": [("fine_tune", {"beir_pairs.mask_positives": True})],
-    "samtone": [("fine_tune", {"train.loss": "@samtone", "samtone.same_tower": "query"})],
+    "in_batch_softmax_masked": [("fine_tune", {"PairsOptions.mask_positives": True})],
+    "samtone": [("fine_tune", {"Recipe.loss": "@samtone", "samtone.same_tower": "query"})],
     "rand_neg": [("rand_neg", {})],
     "nce_neg": [("nce_neg", {})],
-    "nce_neg_masked": [("nce_neg", {"beir_pairs.mask_positives": True})],
+    "nce_neg_masked": [("nce_neg", {"PairsOptions.mask_positives": True})],
     "bm25_neg": [("bm25_neg", {})],
     "bm25_rand_neg": [("bm25_rand_neg", {})],
     "ance": [("ance_firstp", {})],
     # Mined as for "ance", trained on as in "bm25_rand_neg".
-    "ance_rand_neg": [("ance_firstp", {"train.loss": "@in_batch_softmax"})],
+    "ance_rand_neg": [("ance_firstp", {"Recipe.loss": "@in_batch_softmax"})],
     "ance_norm": [("dance_norm", {})],
     "ance_dual": [("dance_dual", {"dance.temperature": 0.05})],
     "dance": [("dance", {})],
@@ -139,26 +139,26 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
         settings = {
             "MODEL": model,
             "beir_pairs.dataset_dir": args.data_dir / dataset,
-            "beir_pairs.batch_size": args.batch_size,
-            "beir_pairs.max_query_length": args.max_query_length,
-            "beir_pairs.max_doc_length": args.max_doc_length,
-            "beir_pairs.seed": seed,
-            "train.seed": seed,
-            "train.optimizer": "@adamw",
-            "train.learning_rate": args.learning_rate,
-            "train.num_steps": num_steps,
-            "train.log_every_steps": 10,
-            "train.save_every_steps": num_steps,
+            "PairsOptions.batch_size": args.batch_size,
+            "PairsOptions.max_query_length": args.max_query_length,
+            "PairsOptions.max_doc_length": args.max_doc_length,
+            "PairsOptions.seed": seed,
+            "Initialization.seed": seed,
+            "Optimization.optimizer": "@adamw",
+            "Optimization.learning_rate": args.learning_rate,
+            "Optimization.num_steps": num_steps,
+            "Logging.log_every_steps": 10,
+            "Logging.save_every_steps": num_steps,
             "linear.warmup_steps": num_steps // 10,
             **own,
             **dict(setting.split("=", 1) for setting in args.settings),
         }
         if method in BM25:
-            settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
+            settings["PairsOptions.negatives_dir"] = _bm25_negatives(dataset, args)
         if method in TAUGHT:
-            settings["beir_pairs.teacher_scores"] = _teacher_scores(dataset, args)
+            settings["PairsOptions.teacher_scores"] = _teacher_scores(dataset, args)
         if method in MINED:
-            settings["train.mine_every_steps"] = args.mine_every_steps
+            settings["HardNegatives.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
         processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
@@ -250,7 +250,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=128, help="tokens, in training and in tests (default 128)")
     parser.add_argument(
-        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as beir_pairs.mask_positives=True"
+        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as PairsOptions.mask_positives=True"
     )
     parser.add_argument("--out_dir", type=Path, default=Path("runs/fine_tune"), help="gets a run folder each")
     return parser.parse_args(argv)

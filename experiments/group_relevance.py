@@ -11,14 +11,18 @@ relevant.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from de_jax import command
-from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
+from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
+from de_jax.data.text import beir
+from de_jax.files import outputs
 from de_jax.types import InputError
 
 
@@ -52,6 +56,50 @@ def described(ranked: RankedQueries, num_groups: int) -> dict[str, Any]:
         "rouge_l": [round(float(mean), 4) for mean in np.mean(means, axis=0)[::-1]],
         "share_without_difference": round(float(np.mean(np.array(ranges) == 0)), 4),
     }
+
+
+def ranked_pairs(
+    dataset_dir: str | Path,
+    split: str,
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+    skip_empty: bool = False,
+    cache_dir: str | Path | None = None,
+) -> RankedQueries:
+    """The ranking of a BEIR folder's training pairs, as a curriculum has it, without a tokenizer; kept beside the expansion.
+
+    Args:
+        dataset_dir: the corpus that the expansion is of, with the pairs' queries and judgements.
+        split: whose judgements are the pairs.
+        expansion: a folder, or a single file.
+        measure: a name out of `relevance.MEASURES`.
+        score_file: scores in its place, see `relevance.ScoreFile`.
+        skip_empty: pairs of empty texts are left out, as `training_set.qrel_pairs` leaves them out.
+        cache_dir: see `ranked_texts`.
+
+    Raises:
+        InputError: an unknown measure, or what reading the files raises.
+    """
+    queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
+    qrels_file = beir.find_qrels(dataset_dir, split)
+
+    def read() -> tuple[list[tuple[str, str]], list[str]]:
+        every = functools.partial(beir.iter_all, skip_empty=skip_empty)
+        golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
+        empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
+        pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
+        if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
+            raise InputError(f"{qrels_file} judges the query {unknown}, which {queries_file} lacks; give matching files.")
+        if skip_empty:
+            pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
+        return pairs, [golds[query_id] for query_id, _ in pairs]
+
+    hashes = [outputs.sha256_of(queries_file), outputs.sha256_of(qrels_file)]
+    if skip_empty:
+        hashes.append(outputs.sha256_of(docs_file))
+    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file, cache_dir=cache_dir)
 
 
 if __name__ == "__main__":

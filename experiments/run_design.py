@@ -18,10 +18,10 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
     choose: {set: squad, split: dev, seed: 9, measure: ndcg@10}
     seeds: [0, 1, 2, 3, 4]
     start: $out/t5/encoder  # the MODEL of the first stage; without it, that stage begins with random parameters
-    settings: {train.learning_rate: $rate, train.seed: $seed}  # of every stage
-    factors: {query: {train.loss: "@samtone", samtone.same_tower: query}}  # groups of settings by name
+    settings: {Optimization.learning_rate: $rate, Initialization.seed: $seed}  # of every stage
+    factors: {query: {Recipe.loss: "@samtone", samtone.same_tower: query}}  # groups of settings by name
     arms:
-      warm: {stages: [{recipe: recipes/rand_neg.gin, settings: {train.num_steps: 300}}]}
+      warm: {stages: [{recipe: recipes/rand_neg.gin, settings: {Optimization.num_steps: 300}}]}
       both: {start: warm, grid: {rate: [1e-4]}, stages: [{recipe: recipes/fine_tune.gin, use: [query]}]}
       # `then` runs after each run of the arm; in arms that start from it, $start is its run folder
       mined: {stages: [...], then: [mine_negatives --run_dir=$run_dir --dataset_dir=$dataset_dir --seed=$seed]}

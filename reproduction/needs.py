@@ -133,7 +133,11 @@ class Sources:
             self._bound[gin_file] = gin_settings.read([gin_file])
         bound = self._bound[gin_file]
         sources = self.of_data(training.data)
-        bindings = [*(self.filled(one) for one in training.settings), f"train.seed={run.seed}", f"PairsOptions.seed={run.seed}"]
+        bindings = [
+            *(self.filled(one) for one in training.settings),
+            f"Initialization.seed={run.seed}",
+            f"PairsOptions.seed={run.seed}",
+        ]
         first: list[Run] = []
         for setting, (value, *_) in bound.items():
             for text in (part for part in gin_settings.values_in(value) if isinstance(part, str)):
@@ -150,9 +154,13 @@ class Sources:
                     continue
                 sources.append(source)
                 bindings.append(f"{setting}={source.put}")
-        save_every = _value(bound, Setting("", "train", "save_every_steps"))
-        if Setting("", "train", "miner") in bound and save_every and Setting("", "train", "mine_every_steps") not in bound:
-            bindings.append(f"train.mine_every_steps={save_every}")
+        save_every = _value(bound, Setting("", "Logging", "save_every_steps"))
+        if (
+            Setting("", "HardNegatives", "miner") in bound
+            and save_every
+            and Setting("", "HardNegatives", "mine_every_steps") not in bound
+        ):
+            bindings.append(f"HardNegatives.mine_every_steps={save_every}")
         return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_file, tuple(bindings))
 
     def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:

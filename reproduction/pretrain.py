@@ -22,12 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from de_jax import command, configurables
+from de_jax import command, configurables, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.data.text.sides import Side
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files.outputs import atomic_file
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.tower import TowerConfig
@@ -84,16 +83,16 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.data", self.data, options=("share",), like=SOURCES[type(self.model)])
-        check_call("train.mesh", self.mesh, like="make_mesh")
+        check_call("Pretraining.data", self.data, options=("share",), like=SOURCES[type(self.model)])
+        check_call("Pretraining.mesh", self.mesh, like="make_mesh")
         if self.logging.early_stopping_patience:
-            raise InputError("train.early_stopping_patience waits for a dev score, and pretraining has none; remove it.")
+            raise InputError("Logging.early_stopping_patience waits for a dev score, and pretraining has none; remove it.")
         if self.logging.collapse_alarm:
-            raise InputError("train.collapse_alarm watches embeddings, and pretraining has none; remove it.")
+            raise InputError("Logging.collapse_alarm watches embeddings, and pretraining has none; remove it.")
         source = name_of(self.data)
         if source in SOURCES.values() and source != SOURCES[type(self.model)]:
             raise InputError(
-                f"train.data is @{source}, from which a {type(self.model).__name__} cannot learn; take "
+                f"Pretraining.data is @{source}, from which a {type(self.model).__name__} cannot learn; take "
                 f"@{SOURCES[type(self.model)]}."
             )
 
@@ -112,31 +111,30 @@ class Pretraining:
 def main(argv: list[str] | None = None) -> None:
     """The command; prints a JSON object when the run is complete."""
     args, bindings = configurables.parse_with_settings(_parser(), argv)
-    built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports, also=NAMES)
-    recipe: Any = built.recipe
+    recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports, root=Pretraining, also=NAMES)
     if args.dry_run:
         print(json.dumps({"num_parameters": recipe.num_parameters()}))
         return
     if not args.run_dir:
         raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-    summary = pretrain(recipe, args.run_dir, gin=built.as_gin())
+    summary = pretrain(recipe, args.run_dir)
     print(json.dumps(summary))
     if summary["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 
-def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def pretrain(recipe: Pretraining, run_dir: str | Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: the model, the texts and the settings of training.
-        run_dir: gets checkpoints, logs and `encoder/`.
-        gin: the text of the recipe's gin file, if it has one; kept as `config.gin`.
+        run_dir: gets checkpoints, logs, `recipe.json` and `encoder/`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
     """
     start, run_dir = time.monotonic(), Path(run_dir)
+    recipe = recipe_file.with_seeds(recipe, run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()
     with only_trainer(run_dir):
         host_index, num_hosts = sharding.host_share(mesh)
@@ -155,7 +153,7 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
             mesh=mesh,
             explanation=_explanation(recipe, data),
             seed=recipe.seed,
-            begin=lambda: _keep_gin(run_dir, gin),
+            begin=lambda: recipe_file.keep(recipe, run_dir),
         )
         if stop is None and distributed.is_first():
             _write_encoder(recipe, run_dir, data)
@@ -168,12 +166,6 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
         "epochs": round(int(state.step) / data.batches_per_epoch, 3),
         "stopped": stop.reason if stop else None,
     }
-
-
-def _keep_gin(run_dir: Path, gin: str) -> None:
-    if gin and distributed.is_first():
-        with atomic_file(run_dir / "config.gin") as unfinished:
-            unfinished.write_text(gin, encoding="utf-8")
 
 
 def _write_encoder(recipe: Pretraining, run_dir: Path, data: CorruptedTexts) -> None:
@@ -208,13 +200,13 @@ def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:
     return Explanation(
         is_finite=functools.partial(is_finite, model),
         given="scores of tokens",
-        lower="train.learning_rate or train.clip_norm",
+        lower="Optimization.learning_rate or Optimization.clip_norm",
         memory={
             "TextsOptions.batch_size": data.batch_size,
             f"{type(recipe.encoder).__name__}.remat": recipe.encoder.remat,
         },
         devices="",
-        num_steps="train.num_steps",
+        num_steps="Optimization.num_steps",
         name=lambda batch, row: f"the text from {data.doc_ids[int(batch.doc_id[row])]!r} on",
         rows="texts",
     )
@@ -234,7 +226,7 @@ def _parser() -> command.Parser:
 
 NAMES: dict[str, Any] = {
     one.__name__: one for one in (Generator, MaskedLanguageModel, span_corruption, masked_tokens, TextsOptions)
-} | {"train": Pretraining}
+}
 """Names of a recipe of pretraining, beside those of every recipe."""
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from reproduction.masked_lm import MaskedTexts
 NUM_SENTINELS = 100
 """Token ids behind the vocabulary that stand for spans, as T5 has them."""
 OpenShare = Annotated[float, Range(0.0, 1.0, above=True, below=True)]
-_SPELLING = "--gin.TextsOptions.{}=True"
+_SPELLING = "TextsOptions.{}=True"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class TextsOptions:
         tokenizer: of the texts.
         batch_size: rows of the global batch.
         max_length: tokens of a row that the encoder reads, special ones included; all rows have this length.
-        seed: of the order of the chunks and of their corruption.
+        seed: of the order of the chunks and of their corruption; None follows the run's.
         skip_empty: leave empty texts out instead of refusing them.
         cache_dir: the folder for tokenized texts; by default under `files.cache_dir()`.
 
@@ -53,7 +53,7 @@ class TextsOptions:
     tokenizer: TokenizerSource = ""
     batch_size: PositiveInt = 64
     max_length: PositiveInt = 128
-    seed: Seed = 0
+    seed: Seed | None = None
     skip_empty: bool = False
     cache_dir: LocalPath = ""
 
@@ -110,7 +110,7 @@ def span_corruption(
             f"{lengths.text} tokens have {lengths.num_spans} spans, but there are {NUM_SENTINELS} sentinels; lower "
             "TextsOptions.max_length or raise span_corruption.mean_span_length."
         )
-    chunks = TextChunks(store, lengths.text, options.batch_size, options.seed)
+    chunks = TextChunks(store, lengths.text, options.batch_size, (options.seed or 0))
     last_sentinel = tokenizer.vocab_size + NUM_SENTINELS - 1
 
     def row(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +152,7 @@ def masked_tokens(
     length = options.max_length - len(before) - len(after)
     if length < 1:
         raise InputError(f"TextsOptions.max_length is {options.max_length}, which leaves no room for a text; raise it.")
-    chunks = TextChunks(store, length, options.batch_size, options.seed)
+    chunks = TextChunks(store, length, options.batch_size, (options.seed or 0))
 
     def row(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         replaced, places = corruption.masked(tokens, rng, masked_share=masked_share, mask_id=mask, vocab_size=tokenizer.vocab_size)
@@ -166,7 +166,7 @@ def _open(options: TextsOptions) -> tuple[Tokenizer, TokenStore]:
     """The tokenizer, and the tokens of all texts."""
     for name, example in (("texts", "('<BEIR folder or file>',)"), ("tokenizer", "<path>")):
         if not getattr(options, name):
-            raise InputError(f'TextsOptions.{name} is not set; add --gin.TextsOptions.{name}="{example}".')
+            raise InputError(f'TextsOptions.{name} is not set; add TextsOptions.{name}="{example}".')
     tokenizer, cache_dir = opened(options.tokenizer), store_dir(options.cache_dir)
     files = [beir.find_file(texts, "corpus") if Path(texts).is_dir() else Path(texts) for texts in options.texts]
     with input_policy.spelled(_SPELLING):
@@ -194,7 +194,7 @@ def _corrupted(
             places = chunks.starts(step)[own.start : own.stop]
             tokens = chunks.store.tokens[places[:, None] + np.arange(chunks.length)]  # [b, t]
             # The 1 tells this key from that of an epoch: NumPy fills a short one up with zeros.
-            rngs = (np.random.default_rng((options.seed, step, number, 1)) for number in own)
+            rngs = (np.random.default_rng(((options.seed or 0), step, number, 1)) for number in own)
             rows = zip(*(row(*one) for one in zip(tokens, rngs, strict=True)), strict=True)
             arrays = [np.stack(of_rows).astype(np.int32) for of_rows in rows]
             yield batch(*arrays, chunks.text_rows(places).astype(np.int32))

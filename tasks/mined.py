@@ -12,14 +12,16 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import seqio
 
 from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.files import outputs
-from de_jax.files.reading import read_lines
+from de_jax.files.reading import parse_json, read_lines
 from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
 
@@ -83,4 +85,23 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
 def _read_files(*paths: Path) -> Iterator[registering.Record]:
     for path in paths:
         for line, raw in read_lines(path):
-            yield generations.parsed(raw, f"{path}, line {line}")._asdict()
+            yield _parsed(raw, f"{path}, line {line}")._asdict()
+
+
+def _parsed(raw: str, where: str) -> Mined:
+    """One line; a missing list is empty. InputError for a malformed line, with its place, `where`."""
+    try:
+        record = parse_json(raw)
+        mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
+        if not all(map(_is_id, mined[:2])) or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in mined[2:]):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise InputError(
+            f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
+        ) from None
+    return mined
+
+
+def _is_id(value: Any) -> bool:
+    """Whether a store may know a text by this; half of a surrogate pair cannot be written."""
+    return isinstance(value, str) and bool(value) and not re.search("[\t\n\r\0\ud800-\udfff]", value)

@@ -168,7 +168,7 @@ def test_bash_reads_the_shell_code_of_a_page(page):
 
 
 def test_bash_refuses_a_setting_without_quotes():
-    code = shell_code_of("Use `--gin.train.negative_cache=@NegativeCache()` with <model>.")
+    code = shell_code_of("Use `--gin.HardNegatives.negative_cache=@NegativeCache()` with <model>.")
     assert "unexpected token `('" in refusal_of_bash(code)
 
 

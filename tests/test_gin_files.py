@@ -2,7 +2,8 @@
 
 import pytest
 
-from de_jax import configurables
+from de_jax import configurables, gin_settings, settings
+from de_jax.data.sources.options import PairsOptions
 from de_jax.types import InputError
 
 
@@ -55,18 +56,44 @@ def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
 
 
 def test_a_typed_setting_that_a_nearer_one_hides_is_refused_with_that_one(tmp_path):
-    (tmp_path / "own.gin").write_text(
-        "include 'recipes/sde.gin'\nbeir_pairs.batch_size = 64\nDualEncoder.shared = ()\nquery/T5Config.num_layers = 1\n"
-    )
-    (tmp_path / "tiny.gin").write_text("include 'models/t5_1_1_tiny.gin'\n")
-    files = [str(tmp_path / "own.gin"), str(tmp_path / "tiny.gin")]
-    for typed, nearer in (("PairsOptions.batch_size", "beir_pairs.batch_size"), ("Optimization.num_steps", "train.num_steps")):
-        with pytest.raises(InputError, match=rf"^{typed} has no effect, because .*\.gin, line \d+ sets {nearer}; set that instead"):
-            configurables.build(files, [f"{typed}=8"])
+    lines = ["include 'recipes/sde.gin'", "DualEncoder.shared = ()", "query/T5Config.num_layers = 1", "doc/T5Config.num_heads = 2"]
+    (tmp_path / "own.gin").write_text("\n".join([*lines, "query/T5Config.num_heads = 2", ""]))
+    files = [str(tmp_path / "own.gin"), "models/t5_1_1_tiny.gin"]
+    with pytest.raises(InputError, match=r"^T5Config.num_heads has no effect, because .*gin, line \d sets \w+/T5Config"):
+        configurables.build(files, ["T5Config.num_heads=8"])
     configurables.build(files, ["T5Config.num_layers=2"])  # of the document tower
-    configurables.build(files, ["PairsOptions.batch_size=8", "train.data=@stored_pairs", "stored_pairs.pairs_dir=x"])
 
 
 def test_imports_are_allowed_by_a_flag(tmp_path):
     (tmp_path / "own.gin").write_text("import colorsys\nimport de_jax.types\n")
     configurables.read([str(tmp_path / "own.gin")], [], allow_imports=True)
+
+
+OLD_NAMES = [(f"train.{name}", f"{group.__name__}.{name}") for group in configurables.GROUPS[1:] for name in settings.hints(group)]
+OLD_NAMES += [(f"train.{name}", f"Recipe.{name}") for name in ("model", "loss", "data", "adapters", "alignment")]
+OLD_NAMES += [
+    (f"{source}.{name}", f"PairsOptions.{name}")
+    for source in ("beir_pairs", "table_pairs", "stored_pairs", "seqio_pairs")
+    for name in settings.hints(PairsOptions)
+]
+
+
+def test_names_of_before_are_read_and_the_new_ones_are_said(tmp_path):
+    (tmp_path / "old.gin").write_text("".join(f"{before} = None\n" for before, _ in OLD_NAMES))
+    with pytest.warns(UserWarning, match=r"train\.num_steps is Optimization\.num_steps") as warned:
+        found = configurables._renamed(gin_settings.read([str(tmp_path / "old.gin")]), configurables.known(), "Recipe")
+    assert {str(setting) for setting in found} == {now for _, now in OLD_NAMES}
+    assert all(f"{before} is {now}" in str(warned[0].message) for before, now in OLD_NAMES)
+    given = ["train.num_steps=7", "a/beir_pairs.seed=3", "PairsOptions.batch_size=1", "beir_pairs.batch_size=8"]
+    with pytest.warns(UserWarning, match="The old names go with the next release"):
+        found = configurables.read(["recipes/sde.gin"], given)
+    values = {str(setting): bound.value for setting, bound in found.items()}
+    assert (values["Optimization.num_steps"], values["a/PairsOptions.seed"], values["PairsOptions.batch_size"]) == (7, 3, 8)
+
+
+def test_a_function_is_named_with_or_without_the_sign_of_gin():
+    for loss in ("samtone", "@samtone"):
+        settings_ = [f"Recipe.loss={loss}", "Optimization.optimizer=adamw", "adamw.weight_decay=0.1"]
+        recipe = configurables.read_recipe(["recipes/sde.gin"], [*settings_, "beir_pairs.dataset_dir=x"])
+        assert settings.name_of(recipe.loss) == "samtone"
+        assert settings.bound(recipe.optimization.optimizer, "weight_decay") == 0.1

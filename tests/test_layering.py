@@ -93,7 +93,7 @@ RULES = {
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
-    "de_jax.recipe_file": Rule(("files", "recipe", "training")),
+    "de_jax.recipe_file": Rule(("types", "files", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.loading": PROCESS._replace(layers=(*PROCESS.layers, "model")),

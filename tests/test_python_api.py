@@ -406,7 +406,7 @@ def test_no_text_gives_no_embedding(sde):
         ({"devices": "1"}, "devices is '1'; give some"),
         ({"devices": 1.5}, "devices is 1.5; it must be a whole number"),
         ({"devices": True}, "devices is True; it must be a whole number"),
-        ({"dtype": np.float16}, "dtype is @float16; it must be 'float32' or 'bfloat16'"),
+        ({"dtype": np.float16}, "dtype is float16; it must be 'float32' or 'bfloat16'"),
         ({"truncate_dim": 9}, "truncate_dim is 9, but the model has 8 dimensions; give 1 to 8"),
         ({"truncate_dim": 0}, "truncate_dim is 0"),
         ({"truncate_dim": True}, "truncate_dim is True; it must be a whole number"),

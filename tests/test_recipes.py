@@ -64,13 +64,13 @@ def test_recipe_is_short_and_begins_with_what_it_is(recipe):
 
 def test_recipe_of_a_loss_over_mined_negatives_needs_their_folder(pretrained):
     with pytest.raises(InputError, match="the loss needs mined negatives"):
-        read_recipe(["recipes/bm25_neg.gin"], [f"MODEL={pretrained}", "beir_pairs.negatives_dir="]).check()
+        read_recipe(["recipes/bm25_neg.gin"], [f"MODEL={pretrained}", "PairsOptions.negatives_dir="]).check()
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "train.miner = @Miner()" in (ROOT / name).read_text()])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "HardNegatives.miner = @Miner()" in (ROOT / name).read_text()])
 def test_recipe_that_mines_is_static_without_its_miner(pretrained, recipe):
-    settings = [f"MODEL={pretrained}", "train.miner=None", "train.mine_every_steps=5000"]
-    with pytest.warns(UserWarning, match=r"train.mine_every_steps = 5000 has no effect without train.miner"):
+    settings = [f"MODEL={pretrained}", "HardNegatives.miner=None", "HardNegatives.mine_every_steps=5000"]
+    with pytest.warns(UserWarning, match=r"HardNegatives.mine_every_steps = 5000 has no effect without a miner"):
         built = read_recipe([recipe], settings)
     built.check()
     assert built.negatives == HardNegatives()
@@ -101,7 +101,7 @@ def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
 
 
 def test_a_student_of_some_layers_may_share_its_towers(pretrained):
-    layers = ["pretrained_tower.layers=(1,)", "train.init_layers={'query': (1,), 'doc': (1,)}"]
+    layers = ["pretrained_tower.layers=(1,)", "Initialization.init_layers={'query': (1,), 'doc': (1,)}"]
     lengths = ["PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", *layers, *lengths])
     recipe_checks.check_before_data(built, built.devices.mesh(), built.model.shapes(), is_fresh=True)
@@ -116,7 +116,7 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         recipe_checks.check_before_data(deeper, deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
 
 
-UNREAD = r"but train\.loss makes no use of it"
+UNREAD = r"but Recipe\.loss makes no use of it"
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,23 @@ UNREAD = r"but train\.loss makes no use of it"
         ("distil", ["PairsOptions.teacher_scores="], "kl_distillation needs a teacher's scores, but batches come without"),
         ("distil", ["PairsOptions.negatives_dir="], "kl_distillation compares a document with negatives mined for its query"),
         ("distil", ["combined.weights=(1.0,)"], r"combined\.weights has 1 numbers for 2 losses"),
-        ("distil", ["combined.losses=(@in_batch_softmax, @adamw)"], "train.loss is @adamw, which cannot be called with embeddings"),
+        (
+            "distil",
+            ["combined.losses=(@in_batch_softmax, @adamw)"],
+            "Recipe.loss is adamw, which cannot be called with embeddings",
+        ),
         ("guided", ["PairsOptions.guide_dir="], "guided needs a guide's embeddings of the texts, but batches come without"),
         ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which masks no negatives"),
-        ("guided", ["train.negative_cache=@NegativeCache()"], r"guided has no embeddings of the draws of train\.negative_cache"),
-        ("distil", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.teacher_scores is '.*', {UNREAD}; leave it out"),
-        ("guided", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.guide_dir is '.*', {UNREAD}; leave it out, or put guided"),
-        ("dance", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.num_neg_queries is 1, {UNREAD}; set it to 0, or put dance"),
-        ("ance_firstp", ["PairsOptions.num_neg_queries=2"], rf"beir_pairs\.num_neg_queries is 2, {UNREAD}; set it to 0"),
-        ("ance_firstp", ["train.loss=@nce"], rf"beir_pairs\.num_neg_docs is 1, {UNREAD}; set it to 0, or put in_batch_softmax"),
+        (
+            "guided",
+            ["HardNegatives.negative_cache=@NegativeCache()"],
+            r"guided has no embeddings of the draws of HardNegatives\.negative_cache",
+        ),
+        ("distil", ["Recipe.loss=@in_batch_softmax"], rf"PairsOptions\.teacher_scores is '.*', {UNREAD}; leave it out"),
+        ("guided", ["Recipe.loss=@in_batch_softmax"], rf"PairsOptions\.guide_dir is '.*', {UNREAD}; leave it out, or put guided"),
+        ("dance", ["Recipe.loss=@in_batch_softmax"], rf"PairsOptions\.num_neg_queries is 1, {UNREAD}; set it to 0, or put dance"),
+        ("ance_firstp", ["PairsOptions.num_neg_queries=2"], rf"PairsOptions\.num_neg_queries is 2, {UNREAD}; set it to 0"),
+        ("ance_firstp", ["Recipe.loss=@nce"], rf"PairsOptions\.num_neg_docs is 1, {UNREAD}; set it to 0, or put in_batch_softmax"),
         ("matryoshka", ["matryoshka.dims=(64, 32)"], r"matryoshka\.dims has 64, but embeddings have 32 dimensions"),
         ("matryoshka", ["pretrained_tower.normalize=True", "matryoshka.normalize=False"], "the towers have normalize = True"),
     ],
@@ -158,7 +166,7 @@ def test_a_step_of_distillation_is_planned_with_its_scores(pretrained):
 
 
 def test_a_stage_may_normalise_what_it_starts_from(pretrained):
-    settings = [f"MODEL={pretrained}", "beir_pairs.negatives_dir=some"]
+    settings = [f"MODEL={pretrained}", "PairsOptions.negatives_dir=some"]
     for value in (True, False):
         built = read_recipe(["recipes/bm25_neg.gin"], [*settings, f"pretrained_tower.normalize={value}"])
         assert (built.model.query.normalize, built.model.doc.normalize) == (value, value)
@@ -197,19 +205,19 @@ def test_model_file_gives_the_published_size(model):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.batch_size=8", "train has no setting 'batch_size'; set PairsOptions.batch_size."),
-        ("train.nun_steps=3", "train has no setting 'nun_steps' .did you mean num_steps"),
+        ("train.batch_size=8", "Recipe has no setting 'batch_size'; set PairsOptions.batch_size."),
+        ("train.nun_steps=3", "Recipe has no setting 'nun_steps' .did you mean num_steps"),
         ("samton.temperature=1.0", "recipes have no setting called 'samton' .did you mean samtone"),
-        ("train.loss=@samton", "train.loss is @samton, but recipes have no setting called 'samton' .did you mean samtone"),
+        ("Recipe.loss=@samton", "Recipe.loss is @samton, but recipes have no setting called 'samton' .did you mean samtone"),
         ("pair.alpha=0.2", r"nothing in this recipe reads .*pair\.alpha"),
         ("doc/T5Config.num_layer=2", "T5Config has no setting 'num_layer' .did you mean num_layers"),
         ("documents/T5Config.num_layers=2", r"nothing in this recipe reads .*documents/T5Config\.num_layers"),
         ("samtone.same_tower=both towers", "samtone.same_tower is 'both towers'; it must be 'query', 'doc' or 'both'"),
-        ("train.loss=@samtone()", "the recipe cannot be used"),
-        ("train.model=3", "model"),
-        ("train.num_steps", "has no value"),
+        ("Recipe.loss=@samtone()", "the recipe cannot be used"),
+        ("Recipe.model=3", "model"),
+        ("Optimization.num_steps", "has no value"),
         ("linear.warmup_steps=30000", "the run has 20000 steps"),
-        ('train.frozen=["docs/.*"]', "freeze pattern 'docs/.*' matches no parameter"),
+        ('Optimization.frozen=["docs/.*"]', "freeze pattern 'docs/.*' matches no parameter"),
         ('DualEncoder.shared=("head",)', "DualEncoder.shared is .* 'encoder' or 'projection' in the place of 'head'"),
         ("MACRO=3", "nothing in this recipe reads .*MACRO"),
     ],
@@ -237,7 +245,7 @@ def test_unknown_recipe_names_those_there_are():
 
 
 def test_value_that_is_no_literal_is_a_string():
-    assert read_recipe(["recipes/sde.gin"], ["train.init_from=runs/other"]).initialization.init_from == "runs/other"
+    assert read_recipe(["recipes/sde.gin"], ["Initialization.init_from=runs/other"]).initialization.init_from == "runs/other"
 
 
 def test_a_loss_of_a_notebook_is_selected_by_name_and_can_be_written_again():
@@ -251,6 +259,6 @@ def test_a_loss_of_a_notebook_is_selected_by_name_and_can_be_written_again():
 
     for own in (losses(), losses()):
         configurables.register(("own", own))
-        recipe = read_recipe(["recipes/sde.gin"], ["train.loss=@own", "own.margin=2.0"])
+        recipe = read_recipe(["recipes/sde.gin"], ["Recipe.loss=@own", "own.margin=2.0"])
         assert recipe.loss("embeddings") == ("embeddings", 2.0)
         assert recipe.loss.func is own

@@ -1,6 +1,5 @@
 """Every public setting takes a value that works, or refuses it in one sentence that names it."""
 
-import ast
 import dataclasses
 import functools
 import inspect
@@ -16,7 +15,7 @@ import pytest
 import toy_run
 from flat_settings import flat
 
-from de_jax import configurables, recipe_file, settings
+from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
@@ -34,7 +33,6 @@ from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
 from de_jax.settings import LocalPath
 from de_jax.training.optim.optimizer import adamw
-from de_jax.training.run.run_settings import read_settings
 from de_jax.training.run.settings import Optimization
 from de_jax.types import Embeddings, Guide, InputError, Sample
 
@@ -158,29 +156,29 @@ def test_every_setting_has_an_annotation():
         ("T5Config.num_heads=0", "it must be at least 1."),
         ("DualEncoder.shared=projection", "DualEncoder.shared is 'projection'; it must be a tuple, such as (\"projection\",)."),
         ("DualEncoder.initial_temperature=0", "it must be at least 0.01, or None."),
-        ("train.clip_norm=-1", "train.clip_norm is -1; it must be more than 0, or None."),
-        ("train.clip_norm=one", "train.clip_norm is 'one'; it must be a number, or None."),
-        ("train.keep_checkpoints=0", "it must be at least 1."),
-        ("train.log_every_steps=0", "it must be at least 1."),
-        ("train.save_every_steps=0", "it must be at least 1."),
-        ("train.evaluate_every_steps=0", "it must be at least 1."),
-        ("train.num_chunks=0", "it must be at least 1."),
-        ("train.seed=one", "train.seed is 'one'; it must be a whole number."),
-        ("train.num_steps=1e1", "train.num_steps is 10.0; it must be a whole number, written 10."),
-        ("train.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
-        ("train.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
-        ("train.model=@linear", "train.model is @linear; it must be @DualEncoder()."),
-        ("beir_pairs.length_multiple=0", "beir_pairs.length_multiple is 0; it must be at least 1."),
-        ("beir_pairs.batch_size=0", "it must be at least 1."),
+        ("Optimization.clip_norm=-1", "Optimization.clip_norm is -1; it must be more than 0, or None."),
+        ("Optimization.clip_norm=one", "Optimization.clip_norm is 'one'; it must be a number, or None."),
+        ("Logging.keep_checkpoints=0", "it must be at least 1."),
+        ("Logging.log_every_steps=0", "it must be at least 1."),
+        ("Logging.save_every_steps=0", "it must be at least 1."),
+        ("Logging.evaluate_every_steps=0", "it must be at least 1."),
+        ("Devices.num_chunks=0", "it must be at least 1."),
+        ("Initialization.seed=one", "Initialization.seed is 'one'; it must be a whole number."),
+        ("Optimization.num_steps=1e1", "Optimization.num_steps is 10.0; it must be a whole number, written 10."),
+        ("Optimization.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
+        ("Optimization.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
+        ("Recipe.model=@linear", "Recipe.model is linear; it must be DualEncoder(...)."),
+        ("PairsOptions.length_multiple=0", "PairsOptions.length_multiple is 0; it must be at least 1."),
+        ("PairsOptions.batch_size=0", "it must be at least 1."),
         ("beir_pairs.dataset_dir=https://host/scifact", "it must be a path, or an address gs:// or s3://, because other addresses"),
-        ("train.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
+        ("Initialization.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
         (
-            "train.init_new=('.*/projection/.*',)",
-            "train.init_new is ('.*/projection/.*',), but without train.init_from all parameters",
+            "Initialization.init_new=('.*/projection/.*',)",
+            "Initialization.init_new is ('.*/projection/.*',), but without init_from all parameters",
         ),
         (
-            "train.init_layers={'query': (0,)}",
-            "but without train.init_from all parameters start fresh; set train.init_from, or leave",
+            "Initialization.init_layers={'query': (0,)}",
+            "but without init_from all parameters start fresh; set Initialization.init_from, or leave",
         ),
         ("samtone.temperature=-0.05", "samtone.temperature is -0.05; it must be more than 0, or None."),
     ],
@@ -226,45 +224,16 @@ def test_paths_are_those_that_are_annotated_so(tmp_path, monkeypatch):
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():
-    with pytest.raises(InputError, match=r"beir_pairs\.batch_size is 'many'; it must be a whole number\."):
-        read_recipe(["recipes/sde.gin"], ["SIZE=many", "beir_pairs.batch_size=%SIZE"])
+    with pytest.raises(InputError, match=r"PairsOptions\.batch_size is 'many'; it must be a whole number\."):
+        read_recipe(["recipes/sde.gin"], ["SIZE=many", "PairsOptions.batch_size=%SIZE"])
 
 
 def test_an_error_holds_names_and_no_addresses():
     with pytest.raises(InputError) as refused:
-        read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["train.optimizer=@linear()"])
+        read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["Optimization.optimizer=@linear()"])
     assert "linear()" in str(refused.value)
     assert " at 0x" not in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_long_setting_of_a_run_is_read_whole(tmp_path):
-    folder, factors = "/data/" + "long/" * 30, {f"query/encoder/layers_{layer}/.*": 0.5 for layer in range(6)}
-    given = [f"beir_pairs.dataset_dir={folder}", f"train.learning_rate_factors={factors}"]
-    (tmp_path / "config.gin").write_text(configurables.build(["recipes/sde.gin"], given).as_gin())
-    found = read_settings(tmp_path)
-    assert ast.literal_eval(found["beir_pairs.dataset_dir"]) == folder
-    assert ast.literal_eval(found["train.learning_rate_factors"]) == factors
-    assert found["train.loss"] == "@in_batch_softmax"
-    again = configurables.build([str(tmp_path / "config.gin")])
-    assert again.as_gin() == (tmp_path / "config.gin").read_text()
-
-
-def test_the_settings_of_a_run_are_values_where_its_gin_file_has_macros(tmp_path):
-    (tmp_path / "own.gin").write_text("include 'recipes/samtone_query.gin'\nTAU = 0.2\nsamtone.temperature = %TAU\n")
-    built = configurables.build([str(tmp_path / "own.gin"), "models/t5_1_1_tiny.gin"])
-    recipe_file.keep(built.recipe, tmp_path, built.as_gin())
-    assert "%TAU" in (tmp_path / "config.gin").read_text()
-    assert read_settings(tmp_path)["samtone.temperature"] == "0.2"
-
-
-def test_a_setting_that_gin_wrapped_is_read_whole(tmp_path):
-    """As runs of version 0.1 have it."""
-    (tmp_path / "config.gin").write_text("beir_pairs.dataset_dir = \\\n    '/data/long'\ntrain.frozen = \\\n    ('a',\n     'b')\n")
-    assert read_settings(tmp_path) == {"beir_pairs.dataset_dir": "'/data/long'", "train.frozen": "('a', 'b')"}
-    (tmp_path / "config.gin").write_text("a.b = 1\na.c\n = 2\n")
-    with pytest.raises(InputError, match=r"config\.gin, line 2: neither a setting nor a comment"):
-        read_settings(tmp_path)
 
 
 def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():
@@ -278,9 +247,9 @@ def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():
 
 def test_numbers_of_numpy_are_checked():
     for value in (np.array(-1.0), np.float32(-1.0), np.True_, np.str_("a"), np.float32):
-        with pytest.raises(InputError, match=r"train\.learning_rate is"):
-            settings.check_value("train.learning_rate", value, settings.PositiveFloat)
-    settings.check_value("train.learning_rate", np.array(1.0), settings.PositiveFloat)
+        with pytest.raises(InputError, match=r"Optimization\.learning_rate is"):
+            settings.check_value("Optimization.learning_rate", value, settings.PositiveFloat)
+    settings.check_value("Optimization.learning_rate", np.array(1.0), settings.PositiveFloat)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +265,7 @@ def test_numbers_of_numpy_are_checked():
             {"data": functools.partial(mixed_pairs, {"a": functools.partial(beir_pairs, option=1)})},
             "beir_pairs has no setting 'option' (did you mean options?).",
         ),
-        ({"loss": functools.partial(samtone, 1, 2, 3)}, "train.loss is @samtone, which cannot be called with embeddings alone;"),
+        ({"loss": functools.partial(samtone, 1, 2, 3)}, "Recipe.loss is samtone, which cannot be called with embeddings alone;"),
     ],
 )
 def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):

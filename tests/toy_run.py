@@ -18,15 +18,15 @@ SETTINGS = {
     "T5Config.dtype": "float32",
     "TowerConfig.projection_dim": 16,
     "samtone.temperature": 0.05,
-    "train.learning_rate": 0.02,
-    "train.num_steps": 20,
-    "train.log_every_steps": 5,
-    "train.save_every_steps": 10,
-    "train.evaluate_every_steps": 10,
-    "beir_pairs.batch_size": 16,
-    "beir_pairs.max_query_length": 16,
-    "beir_pairs.max_doc_length": 32,
-    "beir_pairs.dev_split": "dev",
+    "Optimization.learning_rate": 0.02,
+    "Optimization.num_steps": 20,
+    "Logging.log_every_steps": 5,
+    "Logging.save_every_steps": 10,
+    "Logging.evaluate_every_steps": 10,
+    "PairsOptions.batch_size": 16,
+    "PairsOptions.max_query_length": 16,
+    "PairsOptions.max_doc_length": 32,
+    "PairsOptions.dev_split": "dev",
 }
 
 
@@ -54,12 +54,12 @@ def write_dataset(folder):
 
 
 def arguments(dataset_dir, run_dir, recipe="recipes/samtone_query.gin", **changes):
-    """The command line of `de-jax train`; `train__num_steps=3` changes a setting."""
+    """The command line of `de-jax train`; `Optimization__num_steps=3` changes a setting."""
     settings = {
         **SETTINGS,
         "make_mesh.data": 1,
         "beir_pairs.dataset_dir": dataset_dir,
-        "beir_pairs.tokenizer": dataset_dir / "spiece.model",
+        "PairsOptions.tokenizer": dataset_dir / "spiece.model",
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
     return [f"--gin_file={recipe}", *(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={run_dir}"]

@@ -5,7 +5,6 @@ import numpy as np
 from letters import Letters
 
 from de_jax.data.expansion import curriculum
-from de_jax.data.expansion.document_texts import tokenized_queries
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
@@ -78,11 +77,6 @@ def write_ranked_queries(folder, tokenizer):
     ranked = curriculum.RankedQueries(np.array([1, 0], np.int32), np.array([2, 1], np.float32), np.array([0, 2], np.int64))
     curriculum.cached_ranking(folder.parent, {"measure": "rouge_l"}, lambda: [ranked])
     next(folder.parent.glob("ranked-*")).rename(folder)
-
-
-def write_query_tokens(folder, tokenizer):
-    tokenized_queries([["a fox"]], tokenizer, folder.parent)
-    next(folder.parent.glob("generated-*")).rename(folder)
 
 
 def describe_run(folder, tokenizer):

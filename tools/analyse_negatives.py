@@ -18,10 +18,9 @@ from typing import Any
 
 from de_jax import command
 from de_jax.arguments import named
-from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.generations import open_newest
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
-from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import negative_analysis
 from de_jax.files.folders import atomic_dir, require_replaceable
@@ -51,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query.tokenizer, first.doc.tokenizer, skip_empty=args.skip_empty)
     pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
-    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages, not args.keep_identical_ids)
+    texts = TrainingPairs(name, *stores, pairs, text_hashes(args.dataset_dir), passages, not args.keep_identical_ids)
     counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}
     sample = negative_analysis.sample(texts, generations, seed=args.seed, **counts)
     options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}

@@ -51,7 +51,7 @@ Settings = dict[str, list[str]]
 PREFIXES = ("gin", "gin1", "gin2")
 OWN_PROJECTION = {
     **dict.fromkeys((f"pretrained_tower.projection_{what}" for what in ("dim", "bias", "init")), None),
-    "train.init_new": (),
+    "Initialization.init_new": (),
 }
 """Settings for a model trained with a projection: it keeps the projection. The paper's models start without."""
 
@@ -149,19 +149,19 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
     num_steps = args.num_align_steps if aligns else args.num_steps
     own: dict[str, Any] = {
         "MODEL": model,
-        "train.num_steps": num_steps,
-        "train.learning_rate": args.learning_rate,
-        "train.log_every_steps": 10,
-        "train.save_every_steps": max(num_steps // 10, 1),
+        "Optimization.num_steps": num_steps,
+        "Optimization.learning_rate": args.learning_rate,
+        "Logging.log_every_steps": 10,
+        "Logging.save_every_steps": max(num_steps // 10, 1),
         "linear.warmup_steps": num_steps // 10,
         "beir_pairs.dataset_dir": args.dataset_dir,
         "beir_pairs.skip_empty": args.skip_empty,
-        "beir_pairs.keep_identical_ids": args.keep_identical_ids,
-        "beir_pairs.batch_size": args.batch_size,
-        "beir_pairs.max_query_length": args.max_query_length,
-        "beir_pairs.max_doc_length": args.max_doc_length,
-        "train.seed": args.seed,
-        "beir_pairs.seed": args.seed,
+        "PairsOptions.keep_identical_ids": args.keep_identical_ids,
+        "PairsOptions.batch_size": args.batch_size,
+        "PairsOptions.max_query_length": args.max_query_length,
+        "PairsOptions.max_doc_length": args.max_doc_length,
+        "Initialization.seed": args.seed,
+        "PairsOptions.seed": args.seed,
     }
     if stage != "tuned":  # an aligned run's towers are as deep as they are
         own |= {"QUERY_LAYERS": layers}
@@ -172,7 +172,7 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
     if aligns:
         own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:
-        own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": beir.dev_split(args.dataset_dir)}
+        own |= {"Logging.evaluate_every_steps": max(num_steps // 5, 1), "PairsOptions.dev_split": beir.dev_split(args.dataset_dir)}
     return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings["gin1" if aligns else "gin2"]
 
 

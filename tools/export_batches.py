@@ -3,7 +3,7 @@
 de-jax export_batches --task=scifact --module=de_jax.tasks.beir --module_arg dataset_dir=data/beir/scifact \\
     --module_arg tokenizer=data/t5/spiece.model --dev_split=test --out_dir=data/scifact_pairs
 
-A recipe trains from the folder with `train.data = @stored_pairs` and `stored_pairs.pairs_dir = "data/scifact_pairs"`. Existing
+A recipe trains from the folder with `Recipe.data = @stored_pairs` and `stored_pairs.pairs_dir = "data/scifact_pairs"`. Existing
 parts are reused.
 """
 

@@ -5,7 +5,7 @@ de-jax export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=
 sentence_transformers  SentenceTransformer(out_dir); different towers become query/ and document/, with a Router over both
 safetensors            every parameter by its path in one file, with model.json
 t5x                    out_dir/checkpoint_<step>, without an optimizer's state
-peft                   the adapters of a run with `train.adapters`, for peft's PeftModel.from_pretrained
+peft                   the adapters of a run with `Recipe.adapters`, for peft's PeftModel.from_pretrained
 serving                both towers by jax.export, and encoder.py, which runs them without this library
 
 README.md in the folder is a model card: base model, data, loss, recipe, and this checkpoint's scores from `de-jax evaluate_*`.

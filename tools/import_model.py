@@ -1,4 +1,4 @@
-"""Turns a model of another library into a run, for --run_dir of every command and for --gin.train.init_from.
+"""Turns a model of another library into a run, for --run_dir of every command and for --gin.Initialization.init_from.
 
 de-jax import_model --from=all-MiniLM-L6-v2 --run_dir=runs/minilm
 de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse

@@ -9,8 +9,8 @@ From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; 
 
     de-jax import_negatives bm25.trec --dataset_dir=data/qa --first_rank=1 --depth=30 --negatives_dir=data/qa_negatives
 
-A training run uses the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
-folder written by import_pairs, for stored_pairs.negatives_dir.
+A training run uses the newest generation: --gin.PairsOptions.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
+folder written by import_pairs, for PairsOptions.negatives_dir.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _lines(args: argparse.Namespace, target: Target) -> tuple[list[Mined], dict[str, Any]]:
     if not any(map(_is_run, args.tables)):
-        files_of(arguments.table(args), f", and that of a TREC run in {', '.join(TREC_SUFFIXES)}")
-        reading = Reading(arguments.table(args), arguments.columns(args), skip_bad_rows=args.skip_bad_rows)
+        table = arguments.table(args)
+        files_of(table, f", and that of a TREC run in {', '.join(TREC_SUFFIXES)}")
+        reading = Reading(table)
         lines, counts = imported.from_examples(
             reading.examples(), target, skip_unknown=args.skip_bad_rows, keep_identical_ids=args.keep_identical_ids
         )

@@ -1,6 +1,6 @@
 """Makes training data from a table with a column of queries and a column of documents; prints one JSON object to stdout.
 
-As tokens, for train.data = @stored_pairs, with the vocabulary of a model or a file:
+As tokens, for Recipe.data = @stored_pairs, with the vocabulary of a model or a file:
 
     de-jax import_pairs qa.csv --model=sentence-transformers/all-MiniLM-L6-v2 --dev_fraction=0.1 --out_dir=data/qa_pairs
 
@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import arguments, command
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, table_pairs, table_store
-from de_jax.data.sources.table_store import Readings
+from de_jax.data.sources.table_store import Tables
 from de_jax.data.text import beir
 from de_jax.data.text.table_files import files_of
+from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import folders
 from de_jax.interop.fine_tuning import pretrained_tokenizer
@@ -46,28 +48,22 @@ def main(argv: list[str] | None = None) -> None:
             parser.refuse(args, ["dev_fraction"], beside=f"--{flag}")
     table = arguments.table(args)
     files_of(table)  # refused before a model is fetched
-    readings = table_pairs.readings_of(
-        table,
-        arguments.columns(args),
-        dev_path=args.dev_table,
-        dev_split=args.dev_split,
-        dev_fraction=args.dev_fraction,
-        skip_bad_rows=args.skip_bad_rows,
-    )
-    report = _write_beir(args, readings) if args.format == "beir" else _write_pairs(args, readings)
-    print(json.dumps(report | _rows_read(readings)))
+    tables = table_pairs.tables_of(table, dev_path=args.dev_table, dev_split=args.dev_split, dev_fraction=args.dev_fraction)
+    read: list[Reading] = []
+    report = _write_beir(args, tables, read) if args.format == "beir" else _write_pairs(args, tables, read)
+    print(json.dumps(report | _rows_read(read)))
 
 
-def _write_beir(args: argparse.Namespace, readings: Readings) -> dict[str, Any]:
+def _write_beir(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:
     folders.require_replaceable(args.out_dir, beir.BEIR_KIND)
-    return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, readings)}
+    return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, tables, read)}
 
 
-def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]:
+def _write_pairs(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:
     """Writes a folder of pairs, unless the same was written before."""
     tokenizers = _tokenizers(args)
-    made_from = table_pairs.fingerprint(readings, tokenizers)
-    store = _open(args.out_dir, made_from) or table_store.write_pairs(args.out_dir, readings, tokenizers, made_from)
+    made_from = table_pairs.fingerprint(tables, tokenizers)
+    store = _open(args.out_dir, made_from) or table_store.write_pairs(args.out_dir, tables, tokenizers, made_from, read)
     return {
         "pairs_dir": str(args.out_dir),
         "queries": store.query_store.num_texts,
@@ -79,7 +75,7 @@ def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]
     }
 
 
-def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
+def _open(out_dir: Path, made_from: str) -> TrainingPairs | None:
     """The output of an earlier call of the same command, or None."""
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None
@@ -98,11 +94,10 @@ def _tokenizers(args: argparse.Namespace) -> dict[str, Tokenizer]:
     return {"query": load_tokenizer(args.tokenizer), "doc": load_tokenizer(args.doc_tokenizer or args.tokenizer)}
 
 
-def _rows_read(readings: Readings) -> dict[str, Any]:
+def _rows_read(read: list[Reading]) -> dict[str, Any]:
     """Counts of the rows; empty if nothing was read."""
-    both = [reading for reading in (readings.train, readings.dev) if reading]
-    rows, bad_rows = (sum(getattr(one, name) for one in both) for name in ("num_rows", "num_bad_rows"))
-    return {"rows": rows, "bad_rows": bad_rows, "columns": readings.train.columns} if rows else {}
+    rows, bad_rows = (sum(getattr(one, name) for one in read) for name in ("num_rows", "num_bad_rows"))
+    return {"rows": rows, "bad_rows": bad_rows, "columns": read[0].columns} if rows else {}
 
 
 def _parser() -> command.Parser:

@@ -22,7 +22,7 @@ from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.training.run.run_settings import read_recipe_file, read_settings
+from de_jax.training.run.run_settings import read_recipe_file
 
 KIND = "report of a run"
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
@@ -43,7 +43,6 @@ def main(argv: list[str] | None = None) -> None:
         "run_dir": str(run.run_dir),
         "step": run.step,
         "recipe": read_recipe_file(run.run_dir),
-        "settings": read_settings(run.run_dir),
         "shared": list(run.model.shared),
         "max_query_length": run.query.max_length,
         "max_doc_length": run.doc.max_length,

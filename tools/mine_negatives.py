@@ -3,10 +3,10 @@
 de-jax mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
 de-jax mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
-Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with train.follow_every_steps it
-also uses later generations:
+Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with
+HardNegatives.follow_every_steps it also uses later generations:
 
-de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
+de-jax train --gin_file=recipes/fine_tune.gin --gin.Recipe.loss=@ance --gin.PairsOptions.negatives_dir=runs/bm25/negatives ...
 
 --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 """
@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import arguments, command
-from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
-from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
@@ -82,7 +81,7 @@ def _mine_by_run(
     run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
-    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
+    texts = TrainingPairs(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
 
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}

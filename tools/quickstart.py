@@ -141,8 +141,8 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
 
 
 def _bindings(args: argparse.Namespace, dataset_dir: Path, vocabulary: Path) -> list[str]:
-    bindings = [f"beir_pairs.dataset_dir={dataset_dir}", f"beir_pairs.tokenizer={vocabulary}"]
-    return bindings + ([f"train.num_steps={args.num_steps}"] if args.num_steps else [])
+    bindings = [f"beir_pairs.dataset_dir={dataset_dir}", f"PairsOptions.tokenizer={vocabulary}"]
+    return bindings + ([f"Optimization.num_steps={args.num_steps}"] if args.num_steps else [])
 
 
 def _median_speed(run_dir: Path) -> float:

@@ -8,7 +8,7 @@ The scores are the logits of a cross-encoder that sentence-transformers opens, o
 library opens. Writes scores.tsv (query id, document id, score). Repeat the command to continue after a stop. Distillation losses
 and mine_negatives --teacher_scores read the file:
 
-de-jax train --gin_file=recipes/distil.gin --gin.beir_pairs.teacher_scores=scores/scifact ...
+de-jax train --gin_file=recipes/distil.gin --gin.PairsOptions.teacher_scores=scores/scifact ...
 
 --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 """

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from de_jax.data.batches.pair_batches import pair_batches, qrel_pairs
-from de_jax.data.sources.training_set import open_stores, store_dir
+from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import open_stores, qrel_pairs, store_dir
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.stores.joining import joined
 from de_jax.data.text import beir
@@ -65,10 +66,7 @@ def doc_query_pairs(
         InputError: anything in the folders that cannot be used.
     """
     query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
-    batches = pair_batches(
-        query_store,
-        doc_store,
-        all_pairs,
+    options = PairsOptions(
         batch_size=batch_size,
         max_query_length=max_query_length,
         max_doc_length=max_doc_length,
@@ -77,6 +75,7 @@ def doc_query_pairs(
         pack=False,
         length_multiple=length_multiple,
     )
+    batches = PairBatches(TrainingPairs("documents and queries", query_store, doc_store, all_pairs), options)
     return DocQueryPairs(batches, batch_size, len(all_pairs), query_store.ids, doc_store.ids)
 
 

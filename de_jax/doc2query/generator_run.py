@@ -11,7 +11,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -192,7 +192,7 @@ def _keep_settings(
         "num_steps": optimization.num_steps,
         "batch_size": batch_size,
         "learning_rate": optimization.learning_rate,
-        "warmup_steps": bound(optimization.schedule, "warmup_steps"),
+        "warmup_steps": bound(cast(Any, optimization.schedule), "warmup_steps"),
         "optimizer": name_of(optimization.optimizer),
         "seed": seed,
         **{name: getattr(logging, name) for name in LOGGING},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data.batches.pair_batches import Negatives
-from de_jax.data.negatives.generations import Generation
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
+from de_jax.data.negatives.generations import Generation, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
@@ -22,7 +20,7 @@ from de_jax.losses.mined import ance
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.run_folder import Run
-from de_jax.training.run.run_settings import read_settings
+from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 
@@ -41,7 +39,7 @@ GradientsOf = Callable[[Params, Batch], tuple[Array, Metrics, Metrics]]
 class Sample(NamedTuple):
     """Some training pairs, and the negatives of each kind for them; documents and queries are rows of the stores."""
 
-    texts: TrainingTexts
+    texts: TrainingPairs
     pairs: Int[np.ndarray, "S 2"]
     positives: Sequence[np.ndarray]  # by pair: all known ones of its query, and the document of its id (`texts.drop_identical_ids`)
     kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
@@ -64,7 +62,7 @@ class AtCheckpoint(NamedTuple):
 
 
 def sample(
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     generations: Mapping[str, Generation],
     *,
     num_pairs: int = 64,
@@ -129,9 +127,9 @@ def temperature_of(run: Run, given: float | None = None) -> float | None:
         raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
     if given is not None or is_learned:
         return given
-    settings = read_settings(run.run_dir)
-    with contextlib.suppress(ValueError):  # it was trained with none, or by a name
-        return float(settings.get(f"{settings.get('train.loss', '').removeprefix('@')}.temperature", ""))
+    trained_with = ((read_recipe_file(run.run_dir) or {}).get("loss") or {}).get("temperature")
+    if isinstance(trained_with, float | int):
+        return float(trained_with)
     return 0.01 if run.model.query.normalize else 1.0
 
 
@@ -252,7 +250,7 @@ def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K
     }
 
 
-def _identical(texts: TrainingTexts) -> Int[np.ndarray, " P"]:
+def _identical(texts: TrainingPairs) -> Int[np.ndarray, " P"]:
     """By pair, the document with the id of its query, which is not a negative of it; -1 if missing or kept."""
     if not texts.drop_identical_ids:
         return np.full(len(texts.pairs), -1)

@@ -66,7 +66,6 @@ class Mirror:
         self.keep: int | None = None
         self.fetched = -math.inf
         self._objects, self._names = Objects(self.address), Names(self.path)
-        self._listed: set[str] = set()
         self._unfinished: set[str] = set()
         self._told: set[str] = set()
 
@@ -111,20 +110,11 @@ class Mirror:
             if parts and not (self.path / name).exists() and self._is_whole(name, there):
                 self._download(parts)
 
-    def has(self, name: str) -> bool:
-        """Whether the bucket had a file when it was listed last."""
-        return name in self._listed
-
-    def entries(self, below: str) -> set[str]:
-        """The names in a folder of the bucket when it was listed last."""
-        start = f"{below}/" if below else ""
-        return {name.removeprefix(start).split("/")[0] for name in self._listed if name.startswith(start)}
-
     def clear(self, below: str, kept: Callable[[str], bool]) -> None:
         """Removes the entries of a folder, here and there, also the remains of a killed upload or removal.
 
         Args:
-            below: the folder, "mining".
+            below: the folder.
             kept: whether an entry of the folder, by its name, stays.
         """
         with self._alone():
@@ -249,9 +239,7 @@ class Mirror:
         everything = self._objects.list()
         begun = {name.removesuffix(UNFINISHED) for name in everything if name.rpartition("/")[2] == UNFINISHED}
         self._unfinished = {folder for folder in begun if not any(f"{folder}{mark}" in everything for mark in MARKS)}
-        found = {name: one for name, one in everything.items() if not is_lock(name)}
-        self._listed = set(found)
-        return found
+        return {name: one for name, one in everything.items() if not is_lock(name)}
 
     def _here(self, below: str = "") -> dict[str, Here]:
         """The files here that belong in the bucket."""

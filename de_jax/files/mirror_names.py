@@ -13,10 +13,8 @@ MARKS = (folders.MANIFEST_FILE, folders.CHECKSUMS_FILE, folders.CHECKPOINT_FILE)
 """What makes a folder complete, in the order of uploads."""
 CHECKPOINT_FOLDERS = ("checkpoints", "best", "base")
 """Of a run and by its trainer: their sub-folders are complete or absent, and of the first only the newest is fetched unasked."""
-MINED_WITH = "mining"
-"""Of a run: a copy of the checkpoint that machines mine with."""
 PARTS = ".parts"
-"""The end of the name of a folder with parts of several jobs, each complete or absent; whichever job joins them removes them."""
+"""The end of the name of a folder with parts of several jobs, each complete or absent; the command that joins them removes them."""
 RUN_FILE, CACHE_OF_A_RUN = "run.json", "embeddings/"
 UNFINISHED = ".unfinished.lock"
 """In the bucket, in a folder with a mark while it is uploaded: the remains of a killed upload are not fetched."""
@@ -32,7 +30,7 @@ class Names(NamedTuple):
         names = (self.path.name, *name.split("/"))  # the copy may be of one folder of parts
         for place in range(1, len(names) - 1):
             parent, own = names[place - 1 : place + 1]
-            if parent.endswith(PARTS) or (own.isdigit() and parent in (*CHECKPOINT_FOLDERS, MINED_WITH)):
+            if parent.endswith(PARTS) or (own.isdigit() and parent in CHECKPOINT_FOLDERS):
                 return "/".join(names[1 : place + 1])
         return None
 

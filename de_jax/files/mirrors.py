@@ -93,19 +93,6 @@ def refresh(path: Path, *, with_parts: bool = False) -> None:
         _opened(address)
 
 
-def is_there(path: Path) -> bool:
-    """Whether others see a file: it exists or, in a mirror, was in the bucket at the last look."""
-    found = of(path)
-    return found[0].has(found[1]) if found else path.is_file()
-
-
-def entries(folder: Path) -> set[str]:
-    """The names in a folder; in a mirror also those in the bucket at the last look."""
-    found = of(folder)
-    here = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
-    return here | found[0].entries(found[1]) if found else here
-
-
 def clear(folder: Path, kept: Callable[[str], bool]) -> None:
     """Removes the entries of a folder that are not kept, by their names; in a mirror also those in the bucket."""
     if found := of(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,7 @@ def pretrained_tower(
     scan_layers: bool | None = None,
     attention: AttentionKernel | None = None,
 ) -> TowerConfig:
-    """The tower of a model that `any_model.read` knows; its parameters come by `train.init_from`.
+    """The tower of a model that `any_model.read` knows; its parameters come by `Initialization.init_from`.
 
     Args:
         source: a folder, or a name of the Hugging Face hub.
@@ -66,10 +67,10 @@ def pretrained_tower(
         pooling: "mean", "cls" for the first token's vector, or "lasttoken"; None as the model has it, and for an encoder of Hugging
             Face the last token where it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
-        layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
-            the tokens' vectors, however the model pools. None for all.
+        layers: which of the model's layers the tower has, as `init_layers` names them too; none, (), leaves the average of the
+            tokens' vectors, however the model pools. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
-            has none; `train.init_new` names it then.
+            has none; `Initialization.init_new` names it then.
         dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, where they should differ from the
             model's.
 
@@ -117,16 +118,17 @@ def _changed(config: Any, **changes: Any) -> Any:
 @checked
 def pretrained_tokenizer(*, source: LocalPath = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
     """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
+    return functools.partial(tokenizer_of, source=source, tower=tower)
 
-    def tokenizer() -> Tokenizer:
-        found = _sizes(source).side(_checked(tower)).tokenizer
-        if found is None:
-            raise InputError(
-                f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
-            )
-        return found
 
-    return tokenizer
+def tokenizer_of(*, source: str, tower: TowerName) -> Tokenizer:
+    """The tokenizer of a pretrained model's tower."""
+    found = _sizes(source).side(_checked(tower)).tokenizer
+    if found is None:
+        raise InputError(
+            f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
+        )
+    return found
 
 
 def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> Params:
@@ -170,7 +172,7 @@ def _checked_places(
     init_from: InitFrom, fresh: Params, new: Sequence[str], layers: Layers | None
 ) -> tuple[dict[str, Pretrained], dict[str, Place]]:
     """The sources, and the place of every parameter that takes its value from one of them."""
-    paths.check_patterns("train.init_new", new, fresh)
+    paths.check_patterns("Initialization.init_new", new, fresh)
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
     sizes = {source: _sizes(source) for source in sources.values()}
     layers = {_checked(tower): tuple(chosen) for tower, chosen in (layers or {}).items()}
@@ -187,7 +189,8 @@ def _check_layers(fresh: Params, layers: Layers) -> None:
         found = (_LAYER.fullmatch(path.partition("/")[2]) for path in paths.all_paths(of_tower))
         if len(chosen) != (number := len({match[1] for match in found if match})):
             raise InputError(
-                f"train.init_layers names {len(chosen)} layers for the {tower} tower, which has {number}; name one for each."
+                f"Initialization.init_layers names {len(chosen)} layers for the {tower} tower, which has {number}; "
+                "name one for each."
             )
 
 
@@ -241,7 +244,7 @@ def _check_complete(
         part = "/".join(missing[0].split("/")[:2])
         raise InputError(
             f"{names} has no value for {len(missing)} parameters, for example {missing[0]}; to start them fresh, set "
-            f'train.init_new = ("{part}/.*",).'
+            f'Initialization.init_new = ("{part}/.*",).'
         )
     used = set(places.values())
     for tower, source in sources.items():
@@ -257,7 +260,7 @@ def _check_complete(
         if path in kept and shapes[kept[path]] != leaf.shape:
             raise InputError(
                 f"{kept[path].source} has the shape {shapes[kept[path]]} for {path}, but this model {leaf.shape}; use the same "
-                "sizes, or name it in train.init_new."
+                "sizes, or name it in Initialization.init_new."
             )
 
 
@@ -285,11 +288,11 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 def _sizes(source: str) -> Pretrained:
     if not source:
-        raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name>.")
+        raise InputError("no pretrained model is named; give a folder or a name of the hub; recipes call it MODEL.")
     try:
         folder = any_model.folder_of(source)
     except InputError as error:
-        raise InputError(f"{str(error).removesuffix('.')}, which recipes take as --gin.MODEL=<folder>.") from None
+        raise InputError(f"{str(error).removesuffix('.')}, which recipes call MODEL.") from None
     return any_model.read(folder, only_sizes=True)
 
 

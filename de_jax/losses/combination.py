@@ -102,7 +102,7 @@ def matryoshka(
     weights = _checked_weights("matryoshka", "dims", dims, weights)
     _check_dims(dims, whole)
     if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
-        raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = @ance.")
+        raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take ance.")
     total = jnp.zeros((), jnp.float32)
     metrics: Metrics = {}
     for dim, weight in sorted(zip(dims, weights, strict=True), reverse=True):
@@ -157,7 +157,7 @@ def guided(
         )
     if e.neg_docs is not None and e.guide.neg_docs is None:
         raise InputError(
-            "guided has no embeddings of the draws of train.negative_cache; train with mined negatives, or without a cache."
+            "guided has no embeddings of the draws of HardNegatives.negative_cache; train with mined negatives, or without a cache."
         )
     own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **dense.EXACT)
     limit = own - margin * (jnp.abs(own) if relative else 1.0) - _TIE

@@ -169,7 +169,7 @@ def _candidates(e: Embeddings, loss: str) -> _Candidates:
     if teacher.shape[1] != 1 + e.neg_docs.shape[1]:
         raise InputError(
             f"{loss} needs the teacher's scores of all {e.neg_docs.shape[1]} negatives of a row, but it has scored "
-            f"{teacher.shape[1] - 1}; what train.negative_cache draws has none, so train with mined negatives."
+            f"{teacher.shape[1] - 1}; what HardNegatives.negative_cache draws has none, so train with mined negatives."
         )
     negatives = real_vectors(sets["neg_docs"]).reshape(e.neg_docs.shape)
     scored = jnp.einsum("BD,BND->BN", real_vectors(sets["query"]), negatives, **EXACT)

@@ -118,7 +118,7 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
         0.693
     """
     if e.sample is None:
-        raise InputError("sampled_softmax needs a negative cache to draw from; set train.negative_cache = @NegativeCache().")
+        raise InputError("sampled_softmax needs a negative cache to draw from; set HardNegatives.negative_cache.")
     scale, sets, is_real = scores.scale_of(e, temperature), _sets(e, ("neg_docs",)), masks.is_real_row(e.query_id)
     positive = scores.positive_scores(sets)
     drawn = dense.real_vectors(sets["neg_docs"]).reshape(*e.sample.weights.shape, -1)
@@ -135,7 +135,7 @@ def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:
     if missing := [name for name in mined if name not in sets]:
         raise InputError(
             f"the loss needs mined negatives, but batches come without {missing[0]}; name a folder of negatives, or for "
-            "documents set train.negative_cache."
+            "documents set HardNegatives.negative_cache."
         )
     return sets
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from de_jax.data.negatives.generations import Generation, read
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.training.run.run_settings import read_settings
+from de_jax.training.run.run_settings import read_recipe_file
 
 ROWS = {
     "docs_per_second": "documents encoded a second",
@@ -75,7 +75,9 @@ def of_generation(generation: Generation, *, num_docs: int, batch_size: float | 
 
 def of_training(run_dir: Path) -> dict[str, float]:
     """The batch size of a run and the median milliseconds of its steps; empty for a run that was not trained here."""
-    sizes = {value for name, value in read_settings(run_dir).items() if name.endswith(".batch_size")}
+    data = (read_recipe_file(run_dir) or {}).get("data") or {}
+    sources = (data.get("sources") or {"": data}).values()
+    sizes = {source["options"]["batch_size"] for source in sources if "options" in source}
     log = run_dir / METRICS_FILE
     speeds = [line["pairs_per_second"] for line in read_metrics(log) if "pairs_per_second" in line] if log.is_file() else []
     if len(sizes) != 1 or not speeds:

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
@@ -49,7 +49,7 @@ class Miner:
     `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
     `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and the settings of GPUs and
     disks as in `faiss_index.SearchOptions`.
-    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates.
+    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates; None follows the run's.
     `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
     """
@@ -70,7 +70,7 @@ class Miner:
     faiss_gpu_mode: faiss_index.GPUMode = "shard"
     faiss_float16: bool = False
     faiss_on_disk: bool = False
-    seed: Seed = 0
+    seed: Seed | None = None
     bm25_negatives_dir: str = ""
     judgements: str = ""
 
@@ -121,7 +121,7 @@ class Embedded(NamedTuple):
 
 def embed(
     run: Run,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     *,
     keep_as: str | None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
@@ -152,7 +152,7 @@ def embed(
 
 def mine(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
@@ -196,7 +196,7 @@ def mine(
         positive_scores,
         known,
         num_negatives=miner.num_neg_docs,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=embedded.step,
         filters=miner.filters,
         is_duplicate=_is_duplicate(texts.doc_store, miner),
@@ -219,7 +219,13 @@ def mine(
     scores = np.concatenate([positive_scores[:, None], mined.scores], axis=1)
     ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}
     pairs = mined_pairs.of_rows(texts.pairs, mined.chosen, queries, scores, **ids)
-    return pairs, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
+    return pairs, {
+        **facts,
+        **dataclasses.asdict(miner),
+        "seed": miner.seed or 0,
+        "statistics": statistics,
+        "seconds": clock.seconds,
+    }
 
 
 def mine_bm25(
@@ -261,7 +267,7 @@ def mine_bm25(
         np.zeros(len(pairs), np.float32),
         known,
         num_negatives=miner.num_neg_docs,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=0,  # BM25 has no checkpoints
         filters=miner.filters,
     )
@@ -273,14 +279,14 @@ def mine_bm25(
     return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
 
 
-def _index_of(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
+def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:
     """An index of the documents, whose embeddings are of passages where they have some; a FAISS index is kept beside them."""
     build, store = miner.index_builder(), texts.passages or texts.doc_store
     index = build(embedded.docs, store.ids, embedded.folder)
     return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
 
 
-def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+def _positive_scores(embedded: Embedded, texts: TrainingPairs, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
     """The score of each training pair; for a document of several passages, its best passage's."""
     scores = np.empty(len(anchors), np.float32)
     first, last = texts.pairs[:, 1], texts.pairs[:, 1] + 1
@@ -293,7 +299,7 @@ def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.n
 
 def _mine_queries(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     anchors: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],
@@ -322,7 +328,7 @@ def _mine_queries(
         positive_scores,
         known,
         num_negatives=miner.num_neg_queries,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=embedded.step,
         filters=miner.filters,
         is_duplicate=near and (lambda own, others: near(query_rows[own], query_rows[others])),

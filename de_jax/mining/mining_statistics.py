@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int32
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.text import beir
 from de_jax.types import PADDING_ID, Ranking
 
@@ -20,7 +21,7 @@ _PAIRS = 4096
 
 def compared(
     chosen: Int32[np.ndarray, "P N"],
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     *,
     previous: Int[np.ndarray, "P m"] | None,
     ranking: Ranking,
@@ -47,13 +48,13 @@ def compared(
     }
 
 
-def overlap_with_bm25(chosen: Int32[np.ndarray, "P N"], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
+def overlap_with_bm25(chosen: Int32[np.ndarray, "P N"], texts: TrainingPairs, negatives_dir: str | Path) -> dict[str, float]:
     """ "overlap_bm25": the share of negatives that BM25's newest generation has for the same pair."""
     by_bm25 = rows_of_pairs(generations.open_newest(negatives_dir), texts)["neg_docs"]
     return {"overlap_bm25": _share_found(chosen, by_bm25)}
 
 
-def judged(chosen: Int32[np.ndarray, "P N"], texts: TrainingTexts, path: str | Path) -> dict[str, float]:
+def judged(chosen: Int32[np.ndarray, "P N"], texts: TrainingPairs, path: str | Path) -> dict[str, float]:
     """ "false_negative_rate": of the negatives that `path` (qrels) judges, the share that is relevant; and "num_judged" of them."""
     query_ids, doc_ids = texts.query_store.ids, texts.doc_store.ids
     qrels = beir.read_qrels(path)

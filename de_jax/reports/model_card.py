@@ -365,11 +365,8 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str, source: 
     made = []
     if source:
         made.append(f'# in Python: de_jax.load("{_last_part(source)}").save("{name}", format="{format}")')
-    elif (run.run_dir / "config.gin").is_file():
-        imports = " --allow_imports" if (run.run_dir / "config.gin").read_bytes().startswith(b"import ") else ""
-        made.append(f"de-jax train --gin_file=config.gin{imports} --run_dir=runs/{run.run_dir.name}")
     elif recipe:
-        made.append(f'# in Python: de_jax.train(recipe, "runs/{run.run_dir.name}"), with the recipe above')
+        made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
     if not source:

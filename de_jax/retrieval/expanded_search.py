@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
-from de_jax.data.expansion.query_texts import queries_by_row
+from de_jax.data.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion
+from de_jax.data.expansion.query_texts import queries_by_row, tokenized_queries
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.files import outputs
 from de_jax.retrieval import encode
@@ -65,9 +65,10 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
     if run.doc.max_passages > 1:
         raise InputError("documents of several passages are not expanded; set max_passages to 1.")
     cache_dir = outputs.cache_dir() / "token_stores"
-    generated = tokenized_queries(queries_by_row(expansion.path, docs.ids, cache_dir), run.doc.tokenizer, cache_dir)
+    queries = queries_by_row(expansion.path, docs.ids, cache_dir)
+    tokens = tokenized_queries(queries, run.doc.tokenizer, cache_dir)
     make = document_expansion if expansion.form == "document" else corpus_expansion
-    return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
+    return make(docs, tokens, queries, expansion.num_queries, max_query_length=expansion.max_query_length)
 
 
 def typical_to_dir(

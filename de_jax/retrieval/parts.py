@@ -123,6 +123,8 @@ def join(whole: Path) -> None:
 
 
 def remove(whole: Path) -> None:
-    """Removes the parts of a whole that is complete, here and in a bucket."""
-    if (folder := folder_of(whole)).is_dir():
+    """Removes the parts of a whole that is complete, here and in a bucket, once the bucket has the whole."""
+    folder = folder_of(whole)
+    if folder.is_dir() or mirrors.of(folder):
+        mirrors.push_all()
         mirrors.clear(folder, lambda name: not _PART_NAME.fullmatch(name))

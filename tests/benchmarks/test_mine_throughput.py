@@ -21,16 +21,16 @@ def test_a_recipe_is_trained_alone_and_beside_a_miner(printed, tmp_path):
     settings = {
         **{name: value for name, value in toy_run.SETTINGS.items() if not name.startswith("samtone")},
         "beir_pairs.dataset_dir": data,
-        "beir_pairs.tokenizer": data / "spiece.model",
-        "beir_pairs.negatives_dir": "{run_dir}/negatives",
-        "train.loss": "@ance",
-        "train.miner": "@Miner()",
+        "PairsOptions.tokenizer": data / "spiece.model",
+        "PairsOptions.negatives_dir": "{run_dir}/negatives",
+        "Recipe.loss": "@ance",
+        "HardNegatives.miner": "@Miner()",
         "Miner.last_rank": 20,
-        "train.num_steps": 200,  # so that the miner mines a checkpoint before the run ends
-        "train.save_every_steps": 20,
+        "Optimization.num_steps": 200,  # so that the miner mines a checkpoint before the run ends
+        "Logging.save_every_steps": 20,
         "T5Config.dropout_rate": 0.0,
     }
-    del settings["train.log_every_steps"], settings["train.evaluate_every_steps"], settings["beir_pairs.dev_split"]
+    del settings["Logging.log_every_steps"], settings["Logging.evaluate_every_steps"], settings["PairsOptions.dev_split"]
     gin = ["--gin_file=recipes/sde.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     training, beside = printed("mine_throughput", "--num_docs", *gin, f"--out_dir={tmp_path / 'runs'}", "--log_every_steps", 2)
     assert training["seconds_of_mining"]["total"] >= training["seconds_of_mining"]["encode"] > 0

@@ -7,24 +7,22 @@ import numpy as np
 import pytest
 from pretrained_folders import write_tokenizer as write_vocabulary
 
-from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.expansion.curriculum import (
-    GOLD,
     NONE,
     STRATEGIES,
     Curriculum,
     RankedQueries,
     cached_ranking,
     rank_queries,
-    ranked_pairs,
     usable_queries,
 )
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.expansion.relevance import rouge_l
-from de_jax.data.sources.training_set import open_stores
+from de_jax.data.sources.training_set import open_stores, qrel_pairs
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.types import InputError
+from experiments.group_relevance import ranked_pairs
 
 GENERATED = ["c d", "a b c", "zz", "a b c", " ", "a b", "b a", "a b c d"]  # for the query "a b c d": all scores, ties, the gold
 
@@ -103,7 +101,7 @@ def test_groups_hold_every_query_and_are_never_empty(count, num_groups):
 
 def test_each_strategy_draws_from_its_ranks():
     ranked, steps = ranked_of(7, 2), range(200)
-    expected = {"gold": {GOLD}, "random": set(range(7)), "top_1": {0}, "top_k": {0, 1, 2}, "bottom_k": {4, 5, 6}}
+    expected = {"random": set(range(7)), "top_1": {0}, "top_k": {0, 1, 2}, "bottom_k": {4, 5, 6}}
     for strategy, ranks in expected.items():
         assert drawn(Curriculum(strategy, 200, k=3), ranked, 0, steps) == ranks
     for strategy in ("top_k", "bottom_k", "random"):
@@ -111,13 +109,13 @@ def test_each_strategy_draws_from_its_ranks():
 
 
 def test_a_document_without_a_query_gets_none():
-    for strategy in STRATEGIES:
+    for strategy in STRATEGIES[1:]:
         for ranked in (ranked_of(0, 4, 0), ranked_of(0, 0, 0)):
             found = Curriculum(strategy, 10).choose(ranked, np.array([0, 2]), 3)
-            assert set(found.tolist()) == ({GOLD} if strategy == "gold" else {NONE})
+            assert set(found.tolist()) == {NONE}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_a_choice_depends_on_pair_step_and_seed_alone(strategy):
     ranked = ranked_of(*[9] * 40)
     curriculum = Curriculum(strategy, 50, seed=3)
@@ -125,7 +123,7 @@ def test_a_choice_depends_on_pair_step_and_seed_alone(strategy):
     rows = np.array([31, 2, 17])
     for step in (49, 0, 20):  # in any order, as after a kill
         np.testing.assert_array_equal(Curriculum(strategy, 50, seed=3).choose(ranked, rows, step), whole[step, rows])
-    if strategy not in ("gold", "top_1"):
+    if strategy != "top_1":
         other = np.stack([Curriculum(strategy, 50, seed=4).choose(ranked, np.arange(40), step) for step in range(50)])
         assert (other != whole).mean() > 0.4
         assert len(np.unique(whole[:16].T, axis=0)) == 40

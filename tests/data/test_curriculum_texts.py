@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
-from de_jax.data.expansion.curriculum import Curriculum, ranked_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
+from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.curriculum_texts import open_expansion
-from de_jax.data.expansion.relevance import rouge_l
+from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs, open_stores
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.types import PADDING_ID, InputError
@@ -109,15 +110,14 @@ def test_generated_queries_without_room_are_counted(folder):
 
 def test_hard_negatives_are_ranked_by_the_query_of_their_row(folder):
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
-    _, docs = open_stores(folder / "data", tokenizer, tokenizer, folder / "cache")
     pairs = np.stack([np.arange(12), np.arange(12)], axis=1).astype(np.int32)
     golds = [f"{TOPICS[i % 4]} number {i}" for i in range(12)]
     golds[1] = "nothing of the sort"  # for which the last of the three is the nearest
-    curriculum, options = Curriculum("top_1", num_steps=6), {"tokenizer": tokenizer, "max_query_length": 40}
-    ranked = ranked_pairs(folder / "data", "train", folder / "expansion.jsonl")
-    texts = open_expansion(
-        folder / "expansion.jsonl", docs, pairs, golds, ranked, curriculum, rouge_l, cache_dir=folder / "cache", **options
-    )
+    queries, docs = open_stores(folder / "data", tokenizer, tokenizer, folder / "cache")
+    found = TrainingPairs("toy", queries, docs, pairs, doc_tokenizer=tokenizer, own_queries=lambda: golds)
+    options = PairsOptions(expansion=str(folder / "expansion.jsonl"), max_generated_length=40)
+    curriculum = Curriculum("top_1", num_steps=6)
+    texts = open_expansion(found, options, curriculum, has_neg_docs=True, cache_dir=folder / "cache")
     rows = texts.rows_of(np.array([[2, 3], [3, PADDING_ID], [11, 2]]), np.array([0, 1, 1]), 0)
     assert rows[1, 1] == PADDING_ID
     found = tokenizer.decode([row[row > 1] for row in texts.store.pad(np.delete(rows.reshape(-1), 3), 90, 90)])

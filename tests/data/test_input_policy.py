@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
-from de_jax.data.batches.pair_batches import qrel_pairs
-from de_jax.data.expansion import curriculum
-from de_jax.data.sources.training_set import beir_pairs, dev_set, open_stores
+from de_jax.data.sources.training_set import beir_pairs, dev_set, open_stores, qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, input_policy
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs
 from de_jax.types import InputError
+from experiments.group_relevance import ranked_pairs
 
 WORDS = ("fox", "dog", "wizards", "boxed", "lazy", "quick")
 DOCS = [(f"d{i}", "", "" if i in (2, 7) else f"the {WORDS[i % 6]} jumps over {WORDS[i * 5 % 6]}") for i in range(10)]
@@ -86,7 +85,7 @@ def test_a_dev_set_counts_an_empty_query_as_not_found(stores):
 def test_generated_queries_are_ranked_for_the_pairs_that_are_trained_on(dataset_dir, stores, tmp_path):
     lines = [json.dumps({"_id": doc_id, "queries": [f"{doc_id} a", "quick fox"]}) for doc_id, _, text in DOCS if text]
     (tmp_path / "expansion.jsonl").write_text("\n".join(lines))
-    ranked = curriculum.ranked_pairs(dataset_dir, "train", tmp_path / "expansion.jsonl", skip_empty=True)
+    ranked = ranked_pairs(dataset_dir, "train", tmp_path / "expansion.jsonl", skip_empty=True)
     assert len(ranked.offsets) - 1 == len(TRAINED)
     assert np.all(np.diff(ranked.offsets) == 2)
 
@@ -95,7 +94,7 @@ def test_generated_queries_are_ranked_for_the_pairs_that_are_trained_on(dataset_
 def test_trainers_read_a_folder_with_empty_texts_when_asked(dataset_dir, tokenizer, tmp_path):
     sizes = {"max_query_length": 8, "max_doc_length": 16, "cache_dir": str(tmp_path)}
     options = {"dataset_dir": str(dataset_dir), "tokenizer": tokenizer, "batch_size": 4, "dev_split": "dev", "pack": False, **sizes}
-    with pytest.raises(InputError, match=r"the text of q3 is empty; .* with --gin\.beir_pairs\.skip_empty=True\.$"):
+    with pytest.raises(InputError, match=r"the text of q3 is empty; .* with beir_pairs\.skip_empty=True\.$"):
         flat(beir_pairs)(**options)
     data = flat(beir_pairs)(**options, skip_empty=True, num_for_both=8)
     assert len(data.texts.pairs) == len(TRAINED)

@@ -8,12 +8,13 @@ import warnings
 
 import numpy as np
 import pytest
+from toy_batches import pair_batches
 
-from de_jax.data.batches import pair_batches
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_negatives
+from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.stores import corpus
 from de_jax.files import outputs
 from de_jax.types import InputError
@@ -31,7 +32,7 @@ def stores(tmp_path_factory, tokenizer):
 
 @pytest.mark.parametrize("name", ["{x}", "{run_dir.__class__}", "{}", "{"])
 def test_braces_in_a_folder_of_negatives_are_its_name(stores, name):
-    texts = TrainingTexts("set", *stores, PAIRS, TEXTS)
+    texts = TrainingPairs("set", *stores, PAIRS, TEXTS)
     followed = mined_negatives.follow(f"{{run_dir}}/{name}", "runs/a", texts, num_drawn={})
     assert str(followed.negatives_dir) == f"runs/a/{name}"
 
@@ -44,7 +45,7 @@ def mined(shift=0, pairs=PAIRS):
 
 
 def texts_of(stores, hashes=None):
-    return TrainingTexts("toy", *stores, PAIRS, hashes or {})
+    return TrainingPairs("toy", *stores, PAIRS, hashes or {})
 
 
 def followed(folder, stores, known=(), **options):
@@ -130,11 +131,11 @@ def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path
     (tmp_path / "run").mkdir()
     outputs.append_text(tmp_path / "run" / "switches.jsonl", json.dumps({"step": 0, "generation": 1}) + "\n")
     run = followed(tmp_path, stores)
-    before = pair_batches.pair_batches(*stores, PAIRS, batch_size=2, negatives=run.at)
+    before = pair_batches(*stores, PAIRS, batch_size=2, negatives=run.at)
     run.record(Switch(3, 2))
     stream = [next(before(step)) for step in range(6)]
     replayed = followed(tmp_path, stores)
-    again = pair_batches.pair_batches(*stores, PAIRS, batch_size=2, negatives=replayed.at)(0)
+    again = pair_batches(*stores, PAIRS, batch_size=2, negatives=replayed.at)(0)
     for expected in stream:
         found = next(again)
         np.testing.assert_array_equal(found.neg_doc_ids, expected.neg_doc_ids)

@@ -9,6 +9,7 @@ import pytest
 import toy_run
 
 from de_jax.configurables import read_recipe
+from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
@@ -211,7 +212,7 @@ def test_mined_negatives_are_a_sources_own(mined, tmp_path, mode):
                 seen += 1
                 assert len(set(neg_ids)) == 3
                 assert set((neg_ids - doc_id) % 24) <= {1, 2, 3, 4, 5}
-                store = data.sources["small"].drawn_from.pairs.doc_store
+                store = data.sources["small"].texts.doc_store
                 np.testing.assert_array_equal(tokens, store.pad(neg_ids - 96, 12, tokens.shape[1]))
     assert seen >= 20
 
@@ -220,14 +221,15 @@ def test_negatives_follow_the_steps_of_the_run_and_not_of_their_source(source):
     """A newer generation comes into force at a step of the run."""
     asked = []
     data = source("small")()
-    own = data.drawn_from
+    own = data.batches
 
-    def batches(start, steps=None):
-        for number, step in enumerate(steps, start):
-            asked.append((number, step))
-            yield next(own.batches(number))
+    class Watched(PairBatches):
+        def __call__(self, start, steps=None):
+            for number, step in enumerate(steps, start):
+                asked.append((number, step))
+                yield next(own(number))
 
-    watched = lambda share: data._replace(drawn_from=own._replace(batches=batches))  # noqa: E731
+    watched = lambda share: data._replace(batches=Watched(own.pairs, own.options))  # noqa: E731
     mixture = mixed_pairs({"big": source("big"), "small": watched})
     take(mixture.batches(10), 20)
     steps = [step for step in range(30) if mixture.source_of(step) == "small"]
@@ -236,12 +238,12 @@ def test_negatives_follow_the_steps_of_the_run_and_not_of_their_source(source):
 
 def test_gin_binds_the_settings_of_each_source_in_its_scope(folder):
     settings = {
-        "train.data": "@mixed_pairs",
+        "Recipe.data": "@mixed_pairs",
         "mixed_pairs.sources": '{"a": @a/beir_pairs, "b": @b/stored_pairs}',
         "mixed_pairs.weights": '{"a": 3, "b": 1}',
         "a/beir_pairs.dataset_dir": "data/a",
         "a/PairsOptions.query_prompt": '"ask: "',
-        "b/stored_pairs.max_doc_length": 64,
+        "b/PairsOptions.max_doc_length": 64,
         "PairsOptions.batch_size": 32,
     }
     typed = [f"{name}={value}" for name, value in settings.items() if "sources" not in name]
@@ -254,7 +256,7 @@ def test_gin_binds_the_settings_of_each_source_in_its_scope(folder):
     assert (a["dataset_dir"], a["options"].query_prompt, a["options"].max_doc_length) == ("data/a", "ask: ", 256)
     assert (b["options"].query_prompt, b["options"].max_doc_length, b["options"].batch_size) == (None, 64, 32)
     assert recipe.data.keywords["weights"] == {"a": 3, "b": 1}
-    assert (recipe.options.max_doc_length, recipe.options_name) == (256, "PairsOptions")
+    assert recipe.options.max_doc_length == 256
 
 
 REFUSED = [
@@ -267,8 +269,8 @@ REFUSED = [
     ({"temperature": 0.0}, {}, "mixed_pairs.temperature is 0.0; it must be more than 0"),
     ({"mode": "mix"}, {}, r"did you mean 'mixed'\?"),
     ({"sources": {"a/b": len}}, {}, "'a/b' cannot name a source"),
-    ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed 0 and 3; give them one PairsOptions.seed"),
-    ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is @len, which cannot be called with share alone"),
+    ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed None and 3; give them one PairsOptions.seed"),
+    ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is len, which cannot be called with share alone"),
     ({}, {"batch_size": 8}, "have batches of 4 and 8 pairs; give them one PairsOptions.batch_size"),
     ({}, {"tokenizer": "other.model"}, "have different query vocabularies; give them one PairsOptions.tokenizer"),
     ({}, {"dev_split": "nowhere"}, "source 'small' of the mixture: .* has no split 'nowhere'"),
@@ -299,9 +301,9 @@ def test_sources_that_share_what_they_may_not_are_refused(source, tmp_path):
     same = {"a": source("big"), "b": source("big", "dev", max_doc_length=12)}
     with pytest.raises(InputError, match="read the same texts with max_doc_length 12 and 24; give them one"):
         mixed_pairs(same, mode="mixed")
-    with pytest.raises(InputError, match=r"source 'b' of the mixture: .* is not set; add --gin.b/beir_pairs.dataset_dir=<path>"):
+    with pytest.raises(InputError, match=r"source 'b' of the mixture: .* is not set; add b/beir_pairs.dataset_dir=<path>"):
         mixed_pairs({"a": source("big"), "b": beir_pairs})
-    with pytest.raises(InputError, match="is not a source of pairs; use one like @beir_pairs, and not a mixture"):
+    with pytest.raises(InputError, match="is not a source of pairs; use one like beir_pairs, and not a mixture"):
         mixed_pairs({"a": functools.partial(mixed_pairs, {"b": source("big")})})
 
 
@@ -309,7 +311,7 @@ def test_sources_that_share_what_they_may_not_are_refused(source, tmp_path):
 def test_curricula_and_guides_are_for_batches_of_one_source(source, option, value):
     opened = source("small")()
     options = PairsOptions(**{option: value}, batch_size=4)
-    with_option = lambda share: opened._replace(drawn_from=opened.drawn_from._replace(options=options))  # noqa: E731
+    with_option = lambda share: opened._replace(batches=PairBatches(opened.texts, options))  # noqa: E731
     with pytest.raises(InputError, match=f"source 'small' of the mixture has {option}, which is for batches of one source"):
         mixed_pairs({"big": source("big"), "small": with_option}, mode="mixed")
 

@@ -69,7 +69,7 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
     assert found == [(True, True), (False, False)]
     (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
     assert "its query: 1 (d0); " in said
-    assert said.endswith("; --gin.stored_pairs.keep_identical_ids=True ranks them.")
+    assert said.endswith("; PairsOptions.keep_identical_ids=True ranks them.")
 
 
 def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokenizer, tmp_path, recwarn):

@@ -133,7 +133,7 @@ def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_sto
     (folder / "qrels" / "train.tsv.gz").write_bytes(gzip.compress((folder / "qrels" / "train.tsv").read_bytes()))
     (folder / "qrels" / "train.tsv").unlink()
     settings = BATCHING | {"batch_size": 3, "dev_split": "train"}
-    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with --gin\.seqio_pairs\.skip_empty=True"):
+    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with seqio_pairs\.skip_empty=True"):
         beir_task(folder, spiece, **settings)
     ours = beir_task(folder, spiece, skip_empty=True, **settings)
     theirs = flat(training_set.beir_pairs)(dataset_dir=str(folder), tokenizer=str(spiece), skip_empty=True, **settings)
@@ -165,7 +165,7 @@ def test_files_of_pairs_refuse_or_leave_out_empty_texts(module, lines, spiece, t
     write_jsonl(path, lines)
     arguments = {"files": {"train": str(path)}, "tokenizer": str(spiece)}
     task = {"task": "t", "module": f"de_jax.tasks.{module}", "module_args": arguments}
-    with pytest.raises(InputError, match=r" 2: .* is empty; .* skip empty texts with --gin\.seqio_pairs\.skip_empty=True"):
+    with pytest.raises(InputError, match=r" 2: .* is empty; .* skip empty texts with seqio_pairs\.skip_empty=True"):
         flat(seqio_batches.seqio_pairs)(**task, batch_size=1)
     data = flat(seqio_batches.seqio_pairs)(**task, batch_size=1, skip_empty=True)
     assert len(data.texts.pairs) == 1
@@ -353,6 +353,32 @@ def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
     }  # fmt: skip
     with pytest.raises(InputError, match=r"the length of 'neg_docs' is 6; give two"):
         records(sequence_length={**lengths, "neg_docs": 6})
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"q1", "doc_id"', '"q1, "doc_id"'),
+        ('"query_id": "q1"', '"query_id": 1'),
+        ('"query_id": "q1"', '"query": "q1"'),
+        ('["d2", "d3"]', '"d2"'),
+        ('["d2", "d3"]', '["d2", 3]'),
+        ('["d2", "d3"]', '["d2", ""]'),
+        ('["d2", "d3"]', '["d2", "\\uD83D"]'),
+        ('["d2", "d3"]', '["d2", "d3\\u0000"]'),
+        ('["q2"]', "null"),
+        ('["q2"]', "[" * 100_000),
+    ],
+)
+def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
+    lines = [{"query_id": f"q{i}", "doc_id": "d1", "neg_doc_ids": ["d2", "d3"], "neg_query_ids": [f"q{i + 1}"]} for i in range(3)]
+    write_jsonl(tmp_path / "a.jsonl", lines)
+    text = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    assert was in text[1]
+    text[1] = text[1].replace(was, becomes)
+    (tmp_path / "a.jsonl").write_text("".join(text))
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: expected an object with query_id, doc_id"):
+        list(mined._read_files(tmp_path / "a.jsonl"))
 
 
 def test_a_stream_refuses_to_lose_the_negatives_of_its_task(generations_dir):

@@ -14,7 +14,7 @@ import written_tables
 from flat_settings import flat
 
 from de_jax.data.sources import pair_store, table_store
-from de_jax.data.sources.table_pairs import readings_of, table_pairs
+from de_jax.data.sources.table_pairs import table_pairs, tables_of
 from de_jax.data.sources.table_store import text_id
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
@@ -211,7 +211,7 @@ def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabu
     for _ in range(2):
         data = opened(rows, vocabulary, tmp_path / "cache", batch_size=2, dev_fraction=0.25)
         assert data.dev.qrels == {text_id(dev[0]): {text_id(f"{dev[0]} 1"): 1}}
-    counts = table_store.write_beir(tmp_path / "beir", readings_of(Table(rows), dev_fraction=0.25))
+    counts = table_store.write_beir(tmp_path / "beir", tables_of(Table(rows), dev_fraction=0.25))
     assert (counts["dev_pairs"], beir.read_qrels(tmp_path / "beir" / "qrels" / "dev.tsv")) == (1, data.dev.qrels)
 
     without = [row for row in rows if not (row["query"] == dev[0] and row["label"])]
@@ -220,7 +220,7 @@ def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabu
         with pytest.raises(InputError, match=sentence):
             opened(without, vocabulary, tmp_path / "none", batch_size=2, dev_fraction=0.25)
         with pytest.raises(InputError, match=sentence):
-            table_store.write_beir(tmp_path / "none" / "beir", readings_of(Table(without), dev_fraction=0.25))
+            table_store.write_beir(tmp_path / "none" / "beir", tables_of(Table(without), dev_fraction=0.25))
     assert not [path for path in (tmp_path / "none").rglob("*") if path.is_dir()]
 
 
@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_opened_does_not_appear(vocabulary, tmp_path, mo
     monkeypatch.setattr(pair_store, "_open_arrays", faulty)
     tokenizers = dict.fromkeys(("query", "doc"), load_tokenizer(vocabulary))
     with pytest.raises(InputError, match=r"pairs\.npy is no \.npy file"):
-        table_store.write_pairs(tmp_path / "store", readings_of(Table(ROWS)), tokenizers, "test")
+        table_store.write_pairs(tmp_path / "store", tables_of(Table(ROWS)), tokenizers, "test")
     assert not list(tmp_path.iterdir())
 
 
@@ -290,7 +290,7 @@ def test_a_dev_split_that_a_table_cannot_have_is_refused(vocabulary, tmp_path):
 
 def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_path):
     path = written_tables.write(tmp_path / "qa.csv", "question,answer\nwhy?,\nwho?,me\nwhat?,this\n")
-    with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* --gin\.table_pairs\.skip_bad"):
+    with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* table_pairs\.skip_bad"):
         opened(str(path), vocabulary, tmp_path)
     assert not list(tmp_path.glob("qa-*"))
     with pytest.warns(UserWarning, match=r"bad rows left out: 1 \("):
@@ -302,7 +302,7 @@ def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_pat
 
 def test_a_beir_folder_of_a_table_gives_its_batches_too(dataset_dir, vocabulary, tmp_path):
     rows = rows_of(dataset_dir, "train")
-    counts = table_store.write_beir(tmp_path / "beir", readings_of(Table(rows), dev_fraction=0.2))
+    counts = table_store.write_beir(tmp_path / "beir", tables_of(Table(rows), dev_fraction=0.2))
     settings = {"tokenizer": vocabulary, "cache_dir": str(tmp_path / "cache"), **BATCHING}
     folder = flat(beir_pairs)(str(tmp_path / "beir"), dev_split="dev", **settings)
     table = flat(table_pairs)(rows, dev_fraction=0.2, **settings)
@@ -338,7 +338,7 @@ def test_equal_tables_give_equal_folders_whatever_their_chunks(vocabulary, tmp_p
     tokenizers = dict.fromkeys(("query", "doc"), load_tokenizer(vocabulary))
     for name, size in (("a", 4096), ("b", 3), ("c", 1)):
         monkeypatch.setattr(table_store, "_CHUNK_EXAMPLES", size)
-        table_store.write_pairs(tmp_path / name / "store", readings_of(Table(ROWS), dev_fraction=0.2), tokenizers, "test")
+        table_store.write_pairs(tmp_path / name / "store", tables_of(Table(ROWS), dev_fraction=0.2), tokenizers, "test")
     files = [
         {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file()}
         for name in "abc"
@@ -347,7 +347,7 @@ def test_equal_tables_give_equal_folders_whatever_their_chunks(vocabulary, tmp_p
 
 
 def test_a_table_for_dev_takes_nothing_of_the_hub_from_the_table_for_training():
-    readings = readings_of(Table("some/name", ("query", "doc"), "train", "triplet"), dev_path="dev.csv")
-    assert readings.dev.table == Table("dev.csv", ("query", "doc"))
-    readings = readings_of(Table("some/name", (), "train", "triplet"), dev_path="other/name")
-    assert readings.dev.table == Table("other/name", (), "train", "triplet")
+    tables = tables_of(Table("some/name", ("query", "doc"), "train", "triplet"), dev_path="dev.csv")
+    assert tables.dev == Table("dev.csv", ("query", "doc"))
+    tables = tables_of(Table("some/name", (), "train", "triplet"), dev_path="other/name")
+    assert tables.dev == Table("other/name", (), "train", "triplet")

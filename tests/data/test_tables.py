@@ -40,7 +40,7 @@ HARD_TEXTS = [
 
 
 def examples(source, columns=None, *, header=(), skip_bad_rows=False, **table):
-    return list(Reading(Table(source, header, **table), columns or {}, skip_bad_rows=skip_bad_rows).examples())
+    return list(Reading(Table(source, header, **table, columns=columns or {}, skip_bad_rows=skip_bad_rows)).examples())
 
 
 def said(values):
@@ -322,7 +322,7 @@ def test_columns_are_found_whatever_their_case_or_as_named():
     with pytest.raises(ValueError, match="there is no column 'body' for doc; there are 'Title', ' Body '"):
         columns_of(names, given | {"doc": "body"})
     with pytest.raises(InputError, match="a table has no 'answer'; its columns can be named for query, doc, title, neg_docs"):
-        Reading(Table("a.csv"), {"answer": "Body"})
+        Reading(Table("a.csv", columns={"answer": "Body"}))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
 )
 def test_scores_that_decide_nothing_are_told(header, rows, number, tmp_path, recwarn):
     (tmp_path / "sts.csv").write_text("\n".join([header, *rows]) + "\n")
-    list(Reading(Table(str(tmp_path / "sts.csv")), {}).examples())
+    list(Reading(Table(str(tmp_path / "sts.csv"))).examples())
     told = [str(one.message) for one in recwarn if "however low the score is" in str(one.message)]
     assert [int(one.split(": ")[1].split()[0]) for one in told] == ([number] if number else [])
 

@@ -4,10 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from toy_batches import pair_batches
 
-from de_jax.data.batches import pair_batches, teacher_scores
+from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.joined import joined_scores
 from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.stores import corpus
 from de_jax.types import PADDING_ID, InputError
 
@@ -39,7 +41,7 @@ def stores(tmp_path_factory, tokenizer):
 def batches(stores, scores, start=0, num_drawn=3, **options):
     negatives = {"neg_docs": Negatives(MINED, num_drawn)} if num_drawn else {}
     options = {"batch_size": 6, "unique_in_batch": False, "negatives": lambda step: negatives, "scores": scores, **options}
-    return itertools.islice(pair_batches.pair_batches(*stores, PAIRS, **options)(start), 7)
+    return itertools.islice(pair_batches(*stores, PAIRS, **options)(start), 7)
 
 
 def expected(batch, is_known):
@@ -75,7 +77,7 @@ def test_scores_are_those_of_the_stream_at_any_step_packing_and_host(stores):
     hosts = [list(batches(stores, of_array(), host_index=host, num_hosts=2)) for host in range(2)]
     for batch, *shares in zip(whole, *hosts, strict=True):
         np.testing.assert_array_equal(np.concatenate([share.scores for share in shares]), batch.scores)
-    for made, batch in zip(pair_batches.prefetch(batches(stores, of_array())), whole, strict=True):
+    for made, batch in zip(prefetch(batches(stores, of_array())), whole, strict=True):
         np.testing.assert_array_equal(made.scores, batch.scores)
 
 

@@ -9,9 +9,10 @@ import tiny_run
 import toy_run
 from flat_settings import flat
 
+from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import PromptedTokenizer, load_tokenizer, prompt_of
+from de_jax.data.text.tokenizing import PromptedTokenizer, load_tokenizer, prompt_of, with_prompt
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.types import InputError
 
@@ -53,6 +54,19 @@ def test_towers_are_compared_on_dev_queries_wherever_there_is_a_dev_split(folder
     beir.write(folder / "data", tiny_run.DOCS, tiny_run.QUERIES, qrels)
     assert queries_for_both(folder) == {"d3"}
     assert queries_for_both(folder, dev_split="test") == set(tiny_run.QRELS["test"])
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query_prompt": "the: ", "doc_prompt": "of: "}])
+def test_towers_are_compared_on_the_queries_of_a_table_too(folder, prompts):
+    texts = [text for _, text in tiny_run.QUERIES]
+    rows = [{"query": text, "doc": tiny_run.DOCS[0][2]} for text in texts]
+    options = {"tokenizer": str(folder / "spiece.model"), "cache_dir": str(folder / "cache"), "batch_size": 1, **prompts}
+    both = flat(table_pairs)(rows, num_for_both=3, **options).for_both
+    doc_tokenizer = with_prompt(load_tokenizer(folder / "spiece.model"), prompts.get("doc_prompt"))
+    assert len(set(both.rows.tolist())) == 3
+    for row in both.rows.tolist():
+        tokens, offsets = both.for_doc_tower.tokens, both.for_doc_tower.offsets
+        np.testing.assert_array_equal(tokens[offsets[row] : offsets[row + 1]], doc_tokenizer.encode([texts[row]])[0])
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from toy_batches import windows
 
-from de_jax.data.batches.window_batches import Shards, stream, window_batches
+from de_jax.data.batches.window_batches import Shards, stream
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.types import InputError, Packed
 
@@ -46,7 +47,7 @@ class Source:
 
 def batches_of(source, sizes=None, **options):
     settings = {"batch_size": 4, "window": 9, "seed": 3, "max_query_length": 4, "max_doc_length": 5, "pack": False}
-    return window_batches(source.shards(sizes), TOKENIZERS, **(settings | options))
+    return windows(source.shards(sizes), TOKENIZERS, **(settings | options))
 
 
 def take(batches, start, count):

@@ -19,11 +19,15 @@ from de_jax.training.run.run_folder import load_run
 
 pytestmark = pytest.mark.soak
 
-SIZES = {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "make_mesh.data": 1}
-STEPS = {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
+SIZES = {"PairsOptions.batch_size": 16, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16, "make_mesh.data": 1}
+STEPS = {"Optimization.num_steps": 6, "Logging.log_every_steps": 1, "Logging.save_every_steps": 6, "linear.warmup_steps": 0}
 TOWERS = {
-    "one model": {"Lora.pattern": "'.*/layers_1/.*/kernel'", "train.learning_rate_factors": {".*/mlp/.*": 0.5}},
-    "two towers": {"DualEncoder.shared": "()", "Lora.pattern": "'query/.*/attention/.*/kernel'", "train.frozen": "('doc/.*',)"},
+    "one model": {"Lora.pattern": "'.*/layers_1/.*/kernel'", "Optimization.learning_rate_factors": {".*/mlp/.*": 0.5}},
+    "two towers": {
+        "DualEncoder.shared": "()",
+        "Lora.pattern": "'query/.*/attention/.*/kernel'",
+        "Optimization.frozen": "('doc/.*',)",
+    },
 }
 
 
@@ -31,7 +35,12 @@ TOWERS = {
 def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monkeypatch, capsys, name):
     write_sentence_transformer(tmp_path / "base", "bert")
     settings = {"MODEL": tmp_path / "base", "beir_pairs.dataset_dir": dataset_dir, **SIZES, **STEPS, **TOWERS[name]}
-    settings |= {"Lora.rank": 3, "train.learning_rate": 0.01, "pretrained_tower.scan_layers": True, "beir_pairs.dev_split": "'dev'"}
+    settings |= {
+        "Lora.rank": 3,
+        "Optimization.learning_rate": 0.01,
+        "pretrained_tower.scan_layers": True,
+        "PairsOptions.dev_split": "'dev'",
+    }
     recipe = ["--gin_file=recipes/lora.gin", *(f"--gin.{key}={value}" for key, value in settings.items())]
     trainer.main([*recipe, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731

@@ -28,25 +28,30 @@ from de_jax.training.run import run_log
 
 MACHINE = Path(__file__).resolve().parents[1] / "bucket_machine.py"
 BUCKET = "de-jax-tests"
-CHANGES = {"train__num_steps": 60, "train__save_every_steps": 5, "train__log_every_steps": 3, "train__evaluate_every_steps": 20}
+CHANGES = {
+    "Optimization__num_steps": 60,
+    "Logging__save_every_steps": 5,
+    "Logging__log_every_steps": 3,
+    "Logging__evaluate_every_steps": 20,
+}
 NUM_KILLS, NUM_SWITCHES = 3, 3
 MINED = {
     **ALL_DEVICES,
-    "train__loss": "@ance",
-    "train__learning_rate": 0.005,
+    "Recipe__loss": "@ance",
+    "Optimization__learning_rate": 0.005,
     "linear__end": 0.005,  # the same schedule whatever the number of steps
-    "train__num_steps": 100_000,
-    "train__save_every_steps": 30,
-    "train__evaluate_every_steps": 100_000,
-    "beir_pairs__negatives_dir": "{run_dir}/negatives",
-    "beir_pairs__num_neg_docs": 2,
+    "Optimization__num_steps": 100_000,
+    "Logging__save_every_steps": 30,
+    "Logging__evaluate_every_steps": 100_000,
+    "PairsOptions__negatives_dir": "{run_dir}/negatives",
+    "PairsOptions__num_neg_docs": 2,
     "ance__temperature": 0.05,
 }
 PARTS = ["--texts_per_shard=32"]
 """Three blocks of the toy documents, so that two jobs have some each."""
 LEASE = 20
 """Seconds: machines of a test are slow."""
-MINER = {"train__miner": "@Miner()", "train__follow_every_steps": 5, "Miner__last_rank": 20}
+MINER = {"HardNegatives__miner": "@Miner()", "HardNegatives__follow_every_steps": 5, "Miner__last_rank": 20}
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -265,7 +270,7 @@ def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, d
     copy, again = copy_of(tmp_path / "reader", address), tmp_path / "again"
     shutil.copytree(copy / "negatives", again / "negatives")  # the same negatives and switches, without a miner, on a disk
     shutil.copy(copy / "switches.jsonl", again)
-    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again, train__num_steps=step)))
+    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again, Optimization__num_steps=step)))
     jax.tree.map(np.testing.assert_array_equal, state(copy / "checkpoints"), state(again / "checkpoints"))
 
 

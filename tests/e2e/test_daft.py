@@ -43,13 +43,13 @@ def recipe_of(folders, **changes):
         "make_mesh.data": 1,
         "pretrained_tower.projection_dim": 24,
         "beir_pairs.dataset_dir": folders / "data",
-        "beir_pairs.batch_size": 8,
-        "beir_pairs.max_query_length": 16,
-        "beir_pairs.max_doc_length": 16,
-        "train.num_steps": 12,
-        "train.save_every_steps": 2,
-        "train.log_every_steps": 2,
-        "train.keep_checkpoints": 20,
+        "PairsOptions.batch_size": 8,
+        "PairsOptions.max_query_length": 16,
+        "PairsOptions.max_doc_length": 16,
+        "Optimization.num_steps": 12,
+        "Logging.save_every_steps": 2,
+        "Logging.log_every_steps": 2,
+        "Logging.keep_checkpoints": 20,
         "linear.warmup_steps": 0,
         "Alignment.every_steps": 2,
         **{name.replace("__", "."): value for name, value in changes.items()},
@@ -112,8 +112,8 @@ def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_
     assert np.any(tuned.params["doc"]["embedder"]["embedding"] != imported.params["shared"]["embedder"]["embedding"])
     lines = [{"_id": f"d{i}", "queries": [f"{WORDS[(i + j) % 8]} {WORDS[j]}" for j in range(4)]} for i in range(64)]
     (tmp_path / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = {"MODEL": model, "NUM_STEPS": 6, "make_mesh.data": 1, "train.log_every_steps": 1, "linear.warmup_steps": 0}
-    settings |= {"beir_pairs.dataset_dir": data, "beir_pairs.batch_size": 8, "beir_pairs.expansion": tmp_path / "queries.jsonl"}
+    settings = {"MODEL": model, "NUM_STEPS": 6, "make_mesh.data": 1, "Logging.log_every_steps": 1, "linear.warmup_steps": 0}
+    settings |= {"beir_pairs.dataset_dir": data, "PairsOptions.batch_size": 8, "PairsOptions.expansion": tmp_path / "queries.jsonl"}
     gin = [f"--gin.{setting}={value}" for setting, value in settings.items()]
     trainer.main(["--gin_file=recipes/curriculum.gin", *gin, f"--run_dir={tmp_path / 'run'}"])
     losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]

@@ -63,7 +63,7 @@ def at_step(monkeypatch, step, do):
 @pytest.mark.parametrize("num_bytes", [0, 9000])
 def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk, dataset_dir, finished_run, num_bytes):
     run_dir = small_disk.folder / "run"
-    argv = arguments(dataset_dir, run_dir, train__save_every_steps=5)
+    argv = arguments(dataset_dir, run_dir, Logging__save_every_steps=5)
 
     def fill():
         wait_for(run_dir / "checkpoints" / "5")
@@ -151,7 +151,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     for file in sorted((newest / "training").rglob("*")):
         if file.is_file() and "d" in file.parent.name:
             file.unlink()
-    message = refused(capsys, trainer.main, arguments(dataset_dir, run_dir, train__num_steps=25))
+    message = refused(capsys, trainer.main, arguments(dataset_dir, run_dir, Optimization__num_steps=25))
     assert f"the checkpoint {newest} is damaged or half-copied" in message
     assert "delete that folder to continue from step 10, the newest intact one" in message
     assert newest.is_dir()
@@ -160,7 +160,12 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
 @pytest.mark.soak
 def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_dir, tmp_path):
     run_dir = tmp_path / "run"
-    changes = {"train__learning_rate": 1e30, "train__clip_norm": None, "adamw__weight_decay": 0.0, "train__optimizer": "@adamw"}
+    changes = {
+        "Optimization__learning_rate": 1e30,
+        "Optimization__clip_norm": None,
+        "adamw__weight_decay": 0.0,
+        "Optimization__optimizer": "@adamw",
+    }
     argv = arguments(dataset_dir, run_dir, **changes)
     message = refused(capsys, trainer.main, argv)
     assert "step 2 is not a finite number" in message
@@ -178,7 +183,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
     monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
     message = refused(capsys, trainer.main, arguments(dataset_dir, tmp_path / "run"))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
-    for setting in ("beir_pairs.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
+    for setting in ("PairsOptions.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
         assert setting in message
     assert "the mesh is data=1" in message
 
@@ -186,7 +191,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
 @pytest.mark.soak
 def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     """One layer's activations would take 445 GiB; the process gets 6 GiB of addresses."""
-    wide = {"T5Config__mlp_dim": 1 << 18, "beir_pairs__max_doc_length": 4000, "beir_pairs__length_multiple": 4000}
+    wide = {"T5Config__mlp_dim": 1 << 18, "PairsOptions__max_doc_length": 4000, "PairsOptions__length_multiple": 4000}
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
     program = f"{limit}\nfrom de_jax import command, trainer\ncommand.run(trainer.main)"
     done = subprocess.run(
@@ -200,4 +205,4 @@ def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     assert done.returncode == command.EXIT_INPUT, done.stderr[-2000:]
     message = done.stderr.strip().splitlines()[-1]
     assert message.startswith("error: the device ran out of memory (Out of memory allocating ")
-    assert "GiB of it by the compiler's count: lower beir_pairs.batch_size (now 16)" in message
+    assert "GiB of it by the compiler's count: lower PairsOptions.batch_size (now 16)" in message

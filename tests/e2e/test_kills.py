@@ -62,8 +62,8 @@ def names(run_dir):
     return {name for name in found if not name.startswith("tensorboard/")}
 
 
-ADAPTERS = {"train__adapters": "@Lora()", "Lora__rank": 2, "Lora__dropout": 0.1}
-EARLY = {"train__early_stopping_patience": 2, "train__evaluate_every_steps": 3, "train__save_every_steps": 7}
+ADAPTERS = {"Recipe__adapters": "@Lora()", "Lora__rank": 2, "Lora__dropout": 0.1}
+EARLY = {"Logging__early_stopping_patience": 2, "Logging__evaluate_every_steps": 3, "Logging__save_every_steps": 7}
 
 
 @pytest.mark.parametrize("more", [{}, ADAPTERS, EARLY], ids=["all", "adapters", "early stopping"])
@@ -72,10 +72,10 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
     changes = {
         **ALL_DEVICES,
         "T5Config__dropout_rate": 0.1,
-        "train__num_steps": 160,
-        "train__save_every_steps": 4,
-        "train__log_every_steps": 3,
-        "train__evaluate_every_steps": 10,
+        "Optimization__num_steps": 160,
+        "Logging__save_every_steps": 4,
+        "Logging__log_every_steps": 3,
+        "Logging__evaluate_every_steps": 10,
         **more,
     }
     argv = [arguments(dataset_dir, run_dir, **changes) for run_dir in run_dirs]
@@ -118,15 +118,15 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
         **ALL_DEVICES,
-        "train__loss": "@ance",
-        "train__miner": "@Miner()",
-        "train__mine_every_steps": 20,
-        "train__num_steps": 100,
-        "train__save_every_steps": 4,
-        "train__log_every_steps": 3,
-        "train__evaluate_every_steps": 50,
-        "beir_pairs__negatives_dir": "{run_dir}/negatives",
-        "beir_pairs__num_neg_docs": 2,
+        "Recipe__loss": "@ance",
+        "HardNegatives__miner": "@Miner()",
+        "HardNegatives__mine_every_steps": 20,
+        "Optimization__num_steps": 100,
+        "Logging__save_every_steps": 4,
+        "Logging__log_every_steps": 3,
+        "Logging__evaluate_every_steps": 50,
+        "PairsOptions__negatives_dir": "{run_dir}/negatives",
+        "PairsOptions__num_neg_docs": 2,
         "Miner__last_rank": 20,
         "ance__temperature": 0.05,
     }

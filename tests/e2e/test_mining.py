@@ -23,20 +23,20 @@ from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 COLOCATED = {
-    "train__loss": "@dance",
-    "train__miner": "@Miner()",
-    "train__mine_every_steps": 8,
-    "train__num_steps": 24,
-    "train__save_every_steps": 8,
-    "train__evaluate_every_steps": 24,
-    "beir_pairs__negatives_dir": "{run_dir}/negatives",
-    "beir_pairs__num_neg_docs": 2,
-    "beir_pairs__num_neg_queries": 1,
+    "Recipe__loss": "@dance",
+    "HardNegatives__miner": "@Miner()",
+    "HardNegatives__mine_every_steps": 8,
+    "Optimization__num_steps": 24,
+    "Logging__save_every_steps": 8,
+    "Logging__evaluate_every_steps": 24,
+    "PairsOptions__negatives_dir": "{run_dir}/negatives",
+    "PairsOptions__num_neg_docs": 2,
+    "PairsOptions__num_neg_queries": 1,
     "Miner__num_neg_queries": 4,
     "Miner__last_rank": 20,
     "dance__temperature": 0.05,
 }
-BESIDE = {**COLOCATED, "train__mine_every_steps": None, "train__follow_every_steps": 1}
+BESIDE = {**COLOCATED, "HardNegatives__mine_every_steps": None, "HardNegatives__follow_every_steps": 1}
 
 
 def settings(dataset_dir, run_dir, options, **changes):
@@ -93,7 +93,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
         raise Killed
 
     run_dir = tmp_path / "run"
-    argv = settings(dataset_dir, run_dir, COLOCATED, train__save_every_steps=save_every_steps)
+    argv = settings(dataset_dir, run_dir, COLOCATED, Logging__save_every_steps=save_every_steps)
     with monkeypatch.context() as patched:
         if stop_before == "record":
             record = mined_negatives.MinedNegatives.record
@@ -155,7 +155,7 @@ def beside(dataset_dir, colocated, tmp_path, monkeypatch):
     monkeypatch.setattr(mine, "mine_generation", mine_generation)
     run_dir = tmp_path / "run"
     shutil.copytree(colocated, run_dir)
-    return run_dir, recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    return run_dir, recipe_of(settings(dataset_dir, run_dir, BESIDE, Optimization__num_steps=100))
 
 
 @pytest.mark.soak
@@ -252,7 +252,7 @@ def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     next(first)
     with pytest.raises(InputError, match=r"process \d+ on .* is mining into .*negatives already; stop it first"):
         next(mine.mine(recipe, run_dir, poll_seconds=0.01))
-    colocated = recipe_of(settings(dataset_dir, run_dir, COLOCATED, train__num_steps=32))
+    colocated = recipe_of(settings(dataset_dir, run_dir, COLOCATED, Optimization__num_steps=32))
     with pytest.raises(InputError, match="is mining into"), trainer._only_miners(colocated, opened(colocated, run_dir)):
         pass
     first.close()
@@ -270,7 +270,7 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
     (changed_dir / "corpus.jsonl").write_text(
         "".join(json.dumps({"_id": i, "title": "", "text": t + " x"}) + "\n" for i, t in texts)
     )
-    recipe = recipe_of(settings(changed_dir, run_dir, BESIDE, train__num_steps=32))
+    recipe = recipe_of(settings(changed_dir, run_dir, BESIDE, Optimization__num_steps=32))
     for command in (lambda: next(mine.mine(recipe, run_dir, once=True)), opened(recipe, run_dir).mined.begin):
         with pytest.raises(InputError, match="was mined from other docs than the training data has; mine again"):
             command()
@@ -279,22 +279,22 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"train__miner": None}, "the recipe mines nothing; set train.miner"),
-        ({"train__mine_every_steps": 4}, "the run mines by itself every train.mine_every_steps updates"),
-        ({"beir_pairs__negatives_dir": ""}, "no folder is set for the generations; set beir_pairs.negatives_dir"),
+        ({"HardNegatives__miner": None}, "the recipe mines nothing; set HardNegatives.miner"),
+        ({"HardNegatives__mine_every_steps": 4}, "the run mines by itself every HardNegatives.mine_every_steps updates"),
+        ({"PairsOptions__negatives_dir": ""}, "no folder is set for the generations; set PairsOptions.negatives_dir"),
         ({"Miner__index": "IVF,no"}, "IVF,no"),
     ],
 )
 def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, changes, sentence):
     given = settings(dataset_dir, tmp_path / "run", BESIDE, **changes)
-    if "train__miner" in changes:
+    if "HardNegatives__miner" in changes:
         given = [one for one in given if not one.startswith("--gin.Miner")]
     with pytest.raises(InputError, match=sentence):
         next(mine.mine(recipe_of(given), tmp_path / "run"))
 
 
 def test_mined_queries_for_documents_of_several_passages_are_refused(dataset_dir, tmp_path):
-    recipe = recipe_of(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
+    recipe = recipe_of(settings(dataset_dir, tmp_path / "run", COLOCATED, PairsOptions__max_passages=2))
     with pytest.raises(InputError, match="mined queries are for documents of one passage"):
         trainer.check(recipe, tmp_path / "run")
 

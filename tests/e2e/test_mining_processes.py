@@ -20,16 +20,16 @@ from de_jax.training.run.run_folder import complete_steps, load_run
 NEVER = 100_000
 MINED = {
     **ALL_DEVICES,
-    "train__loss": "@ance",
-    "train__miner": "@Miner()",
-    "train__num_steps": NEVER,
-    "train__learning_rate": 0.005,
+    "Recipe__loss": "@ance",
+    "HardNegatives__miner": "@Miner()",
+    "Optimization__num_steps": NEVER,
+    "Optimization__learning_rate": 0.005,
     "linear__end": 0.005,  # the same schedule whatever the number of steps
-    "train__save_every_steps": 10,
-    "train__evaluate_every_steps": NEVER,
-    "train__follow_every_steps": 5,
-    "beir_pairs__negatives_dir": "{run_dir}/negatives",
-    "beir_pairs__num_neg_docs": 2,
+    "Logging__save_every_steps": 10,
+    "Logging__evaluate_every_steps": NEVER,
+    "HardNegatives__follow_every_steps": 5,
+    "PairsOptions__negatives_dir": "{run_dir}/negatives",
+    "PairsOptions__num_neg_docs": 2,
     "Miner__last_rank": 20,
     "ance__temperature": 0.05,
 }
@@ -74,7 +74,12 @@ def repeat(dataset_dir, run_dir, again_dir, step, **changes):
     again_dir.mkdir()
     shutil.copytree(run_dir / "negatives", again_dir / "negatives")
     shutil.copy(run_dir / "switches.jsonl", again_dir)
-    static = {"train__miner": None, "train__follow_every_steps": None, "train__num_steps": step, "train__save_every_steps": NEVER}
+    static = {
+        "HardNegatives__miner": None,
+        "HardNegatives__follow_every_steps": None,
+        "Optimization__num_steps": step,
+        "Logging__save_every_steps": NEVER,
+    }
     given = settings(dataset_dir, again_dir, **static, **changes)
     again = start("de_jax.trainer", [one for one in given if "Miner" not in one])  # with as many devices as the first had
     assert again.wait() == 0, again.communicate()

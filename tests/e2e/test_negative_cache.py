@@ -13,11 +13,11 @@ from de_jax.training.run.run_folder import load_run
 
 CACHE = {
     "make_mesh__data": 2,
-    "train__negative_cache": "@NegativeCache()",
+    "HardNegatives__negative_cache": "@NegativeCache()",
     "NegativeCache__capacity": 48,
     "NegativeCache__num_negatives": 4,
     "NegativeCache__refresh_fraction": 0.3,
-    "train__loss": "@sampled_softmax",
+    "Recipe__loss": "@sampled_softmax",
     "sampled_softmax__temperature": 0.05,
 }
 

@@ -31,13 +31,13 @@ def mine(dataset_dir, folder, number, shift):
 
 def settings(dataset_dir, run_dir, loss="dance", **changes):
     options = {
-        "train__loss": f"@{loss}",
-        "train__num_steps": 24,
-        "train__evaluate_every_steps": 24,
-        "train__follow_every_steps": 4,
-        "beir_pairs__negatives_dir": "{run_dir}/negatives",
-        "beir_pairs__num_neg_docs": 2,
-        "beir_pairs__num_neg_queries": 1,
+        "Recipe__loss": f"@{loss}",
+        "Optimization__num_steps": 24,
+        "Logging__evaluate_every_steps": 24,
+        "HardNegatives__follow_every_steps": 4,
+        "PairsOptions__negatives_dir": "{run_dir}/negatives",
+        "PairsOptions__num_neg_docs": 2,
+        "PairsOptions__num_neg_queries": 1,
         f"{loss}__temperature": 0.05,
     }
     found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(options | changes))
@@ -58,7 +58,7 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
     assert [(line["step"], line["negatives/generation"]) for line in followed][1:4] == [(8, 1.0), (12, 2.0), (16, 2.0)]
     assert followed[-1]["negatives/staleness"] == 24 - 4
     shutil.copy(run_dir / "switches.jsonl", again_dir)
-    trainer.main(settings(dataset_dir, again_dir, train__follow_every_steps=None))
+    trainer.main(settings(dataset_dir, again_dir, HardNegatives__follow_every_steps=None))
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(again_dir).params)
 
 
@@ -71,9 +71,9 @@ def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(da
 @pytest.mark.soak
 def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}
-    steps = {"train__num_steps": 5, "train__evaluate_every_steps": 5, "train__follow_every_steps": None}
-    steps |= {"train__miner": "@Miner()", "train__mine_every_steps": 3, "Miner__last_rank": 20}
+    changes = {"PairsOptions__max_passages": 3, "PairsOptions__max_doc_length": 12, "PairsOptions__num_neg_queries": 0}
+    steps = {"Optimization__num_steps": 5, "Logging__evaluate_every_steps": 5, "HardNegatives__follow_every_steps": None}
+    steps |= {"HardNegatives__miner": "@Miner()", "HardNegatives__mine_every_steps": 3, "Miner__last_rank": 20}
     trainer.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
     capsys.readouterr()
     assert generations.numbers(run_dir / "negatives") == [1, 2]

@@ -11,13 +11,13 @@ import pytest
 import toy_run
 
 import de_jax
-from de_jax import command, configurables
+from de_jax import command, configurables, recipe_file
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.models import dual_encoder
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
-from de_jax.recipe import Devices, Logging, Optimization
+from de_jax.recipe import Devices, Logging, Optimization, Recipe
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.types import InputError
 
@@ -157,18 +157,19 @@ def test_layers_need_not_be_alike(modules):
 
 
 def test_a_loss_of_ones_own_is_named_in_gin_and_kept_with_the_run(modules, monkeypatch):
-    settings = ["train.loss=@my_loss", "my_loss.weight=3.0", "beir_pairs.dataset_dir=x", "beir_pairs.tokenizer=x"]
+    settings = ["Recipe.loss=@my_loss", "my_loss.weight=3.0", "beir_pairs.dataset_dir=x", "PairsOptions.tokenizer=x"]
     with pytest.raises(InputError, match="recipes have no setting called 'my_loss'"):
         configurables.build(["base.gin", "models/t5_1_1_base.gin"], settings)
     (modules / "own.gin").write_text('import my_parts\ninclude "base.gin"\ninclude "models/t5_1_1_base.gin"\n')
     built = configurables.build([str(modules / "own.gin")], settings, allow_imports=True)
-    (modules / "config.gin").write_text(built.as_gin())
-    assert built.as_gin().startswith("import my_parts\n")
+    built.save(modules)
     monkeypatch.setattr(configurables, "_own", {})
     monkeypatch.delitem(sys.modules, "my_parts")
-    again = configurables.build([str(modules / "config.gin")], allow_imports=True)
-    assert again.as_gin() == built.as_gin()
-    assert again.recipe.loss.keywords == {"weight": 3.0}
+    with pytest.raises(InputError, match=r"recipe\.loss is my_parts\.my_loss, code from outside de_jax; .* allow_imports=True"):
+        Recipe.load(modules)
+    again = Recipe.load(modules, allow_imports=True)
+    assert recipe_file.to_json(again) == recipe_file.to_json(built)
+    assert again.loss.keywords == {"weight": 3.0}
 
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch):

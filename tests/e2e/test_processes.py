@@ -24,13 +24,13 @@ SETTINGS = {
     "T5Config.dropout_rate": 0.0,  # each process packs its own texts into rows, and dropout is drawn for rows
     "TowerConfig.projection_dim": 16,
     "samtone.temperature": 0.05,
-    "train.learning_rate": 0.005,
+    "Optimization.learning_rate": 0.005,
     "linear.end": 0.005,  # a run that is stopped early and one that was meant to be short learn alike
-    "train.log_every_steps": 1,
-    "train.save_every_steps": 4,
-    "beir_pairs.batch_size": 16,
-    "beir_pairs.max_query_length": 8,
-    "beir_pairs.max_doc_length": 16,
+    "Logging.log_every_steps": 1,
+    "Logging.save_every_steps": 4,
+    "PairsOptions.batch_size": 16,
+    "PairsOptions.max_query_length": 8,
+    "PairsOptions.max_doc_length": 16,
 }
 FSDP = {"make_mesh.fsdp": 4}
 NEVER = 100_000
@@ -55,8 +55,8 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def arguments(dataset_dir, run_dir, num_steps, **changes):
-    data = {"beir_pairs.dataset_dir": dataset_dir, "beir_pairs.tokenizer": dataset_dir / "spiece.model"}
-    settings = {**SETTINGS, **data, "train.num_steps": num_steps, **{k.replace("__", "."): v for k, v in changes.items()}}
+    data = {"beir_pairs.dataset_dir": dataset_dir, "PairsOptions.tokenizer": dataset_dir / "spiece.model"}
+    settings = {**SETTINGS, **data, "Optimization.num_steps": num_steps, **{k.replace("__", "."): v for k, v in changes.items()}}
     return ["--gin_file=recipes/samtone_query.gin", f"--run_dir={run_dir}", *(f"--gin.{k}={v}" for k, v in settings.items())]
 
 
@@ -75,7 +75,7 @@ def assert_same_run(run_dir, other_dir):
 @pytest.mark.soak
 def test_two_processes_that_stop_together_on_sigterm_leave_a_run_that_ends_as_that_of_one_does(dataset_dir, tmp_path):
     """They train and evaluate on a mesh that spans both; here one process continues, in the soak both do."""
-    options = {**FSDP, "beir_pairs.dev_split": "dev", "train.evaluate_every_steps": 3}
+    options = {**FSDP, "PairsOptions.dev_split": "dev", "Logging.evaluate_every_steps": 3}
     both = TwoProcesses(arguments(dataset_dir, tmp_path / "two", NEVER, **options))
     both.wait_for(tmp_path / "two" / "checkpoints" / "4")
     both.processes[1].send_signal(signal.SIGTERM)
@@ -93,7 +93,7 @@ def test_two_processes_that_stop_together_on_sigterm_leave_a_run_that_ends_as_th
     "mesh", [{}, {"make_mesh.tensor": 8, "make_mesh.data": 1}, {"make_mesh.fsdp": 8}], ids=["data", "tensor", "fsdp"]
 )
 def test_two_processes_on_any_mesh_train_as_one_does(dataset_dir, tmp_path, mesh):
-    options = {**mesh, "beir_pairs.dev_split": "dev", "train.evaluate_every_steps": 3}
+    options = {**mesh, "PairsOptions.dev_split": "dev", "Logging.evaluate_every_steps": 3}
     assert TwoProcesses(arguments(dataset_dir, tmp_path / "two", 6, **options)).finish()[0] == [0, 0]
     trainer.main(arguments(dataset_dir, tmp_path / "one", 6, **options))
     assert_same_run(tmp_path / "two", tmp_path / "one")

@@ -15,7 +15,7 @@ MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
 SMALL = """include "recipes/quickstart.gin"
 make_mesh.data = 1
-beir_pairs.batch_size = 32
+PairsOptions.batch_size = 32
 T5Config.model_dim = 16
 T5Config.mlp_dim = 32
 """

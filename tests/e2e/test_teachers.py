@@ -12,7 +12,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.training_set import Pairs, text_hashes, training_set
+from de_jax.data.sources.training_set import text_hashes, training_set
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses.distillation import margin_mse, relevance_weighted
 from de_jax.models.dual_encoder import DualEncoder
@@ -31,17 +31,17 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
     known = [(line.query_id, doc) for line in mined for doc in (line.doc_id, *line.neg_doc_ids[:2])]
     (tmp_path / "scores.tsv").write_text("".join(f"{query}\t{doc}\t{1 if query[1:] == doc[1:] else 0}\n" for query, doc in known))
     settings = {
-        "train__loss": "@combined",
+        "Recipe__loss": "@combined",
         "combined__losses": "(@in_batch_softmax, @kl_distillation)",
         "in_batch_softmax__temperature": 0.05,
         "kl_distillation__temperature": 0.05,
         "PairsOptions__negatives_dir": tmp_path / "negatives",
         "PairsOptions__num_neg_docs": 3,
         "PairsOptions__teacher_scores": tmp_path / "scores.tsv",
-        "beir_pairs__dev_split": None,
+        "PairsOptions__dev_split": None,
         "T5Config__num_layers": 0,
-        "train__num_steps": 4,
-        "train__log_every_steps": 1,
+        "Optimization__num_steps": 4,
+        "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "run", "recipes/sde.gin", **settings)
     trainer.main([argument for argument in arguments if "samtone" not in argument])
@@ -58,15 +58,15 @@ def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
     run = tiny_run.write_run(tmp_path)
     encode_guide.main(["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
     settings = {
-        "train__loss": "@guided",
+        "Recipe__loss": "@guided",
         "guided__loss": "@in_batch_softmax",
         "in_batch_softmax__temperature": 0.05,
         "in_batch_softmax__block_size": 4,
         "PairsOptions__guide_dir": tmp_path / "guide",
-        "beir_pairs__dev_split": None,
+        "PairsOptions__dev_split": None,
         "T5Config__num_layers": 0,
-        "train__num_steps": 4,
-        "train__log_every_steps": 1,
+        "Optimization__num_steps": 4,
+        "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings)
     trainer.main([argument for argument in arguments if "samtone" not in argument])
@@ -103,15 +103,11 @@ def test_scores_that_a_folder_of_pairs_turns_out_to_lack_are_missed_before_the_r
 def test_scores_that_come_with_the_pairs_are_in_the_batches(pairs_dir):
     store = pair_store.open_pair_store(pairs_dir)
     table = np.arange(16, dtype=np.float32).reshape(8, 2)
-    negatives = {"neg_docs": pair_store.batches_.Negatives(store.neg_docs, 1)}
-    tokenizers = store.query_tokenizer, store.doc_tokenizer
-    pairs = Pairs(
-        "p", store.query_store, store.doc_store, store.pairs, *tokenizers, lambda: None, negatives=negatives, scores=table
-    )
+    pairs = store._replace(scores=table)
     options = PairsOptions(batch_size=4)
-    data = training_set(pairs, None, options, pair_store.Share())
+    data = training_set(pairs, options, pair_store.Share())
     assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True, "has_guide": False}
     batch = next(data.batches(0))
     np.testing.assert_array_equal(batch.scores, table[batch.query_id])
-    without = training_set(pairs._replace(negatives=None), None, options, pair_store.Share())
+    without = training_set(pairs._replace(neg_docs=None), options, pair_store.Share())
     np.testing.assert_array_equal(next(without.batches(0)).scores, table[next(without.batches(0)).query_id, :1])

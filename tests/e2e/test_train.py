@@ -1,6 +1,7 @@
 """The train command on a small data set: it learns, continues exactly where it was stopped, and refuses what it cannot use."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import os
@@ -14,10 +15,12 @@ import pytest
 import toy_run
 from toy_run import arguments
 
-from de_jax import command, trainer
+from de_jax import command, recipe_file, trainer
+from de_jax.data.sources.options import Share
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
-from de_jax.recipe import Logging, Optimization
+from de_jax.recipe import Logging, Optimization, Recipe
+from de_jax.settings import bound
 from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import load_run, only_trainer
@@ -34,11 +37,26 @@ def test_run_learns_and_describes_itself(finished_run):
     assert losses[-1] < 0.8 * losses[0]
     assert [line["step"] for line in lines if "dev/ndcg@10" in line] == [10, 20]
     assert list((finished_run / "tensorboard").glob("events.*"))
-    assert "samtone.same_tower = 'query'" in (finished_run / "config.gin").read_text()
+    assert bound(Recipe.load(finished_run).loss, "same_tower") == "query"
     run = load_run(finished_run)
     assert (run.step, run.query.max_length, run.doc.max_length) == (20, 16, 32)
     assert sorted(run.params) == ["doc", "query", "shared"]
     assert load_run(finished_run, "best").step in (10, 20)
+
+
+def test_the_recipe_of_a_run_is_trained_again_and_another_seed_is_of_all(finished_run, tmp_path, capsys):
+    arguments = [f"--recipe={finished_run}", "--dry_run"]
+    trainer.main(arguments)
+    assert json.loads(capsys.readouterr().out)["num_parameters"] > 0
+    with pytest.raises(InputError, match="name the recipe once"):
+        trainer.main([*arguments, "--gin_file=recipes/sde.gin"])
+    recipe = Recipe.load(finished_run)
+    orders = []
+    for seed in (0, 1, 2, 2):
+        start = dataclasses.replace(recipe.initialization, seed=seed)
+        seeded = recipe_file.with_seeds(dataclasses.replace(recipe, initialization=start))
+        orders.append(next(seeded.data(share=Share()).batches(0)).query_id.tolist())
+    assert orders[0] != orders[1] != orders[2] == orders[3]
 
 
 def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
@@ -94,7 +112,11 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
 
 def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir, tmp_path, capsys, stop_at):
     def trained(patience):
-        changes = {"train__early_stopping_patience": patience, "train__evaluate_every_steps": 2, "train__learning_rate": 1e-30}
+        changes = {
+            "Logging__early_stopping_patience": patience,
+            "Logging__evaluate_every_steps": 2,
+            "Optimization__learning_rate": 1e-30,
+        }
         trainer.main(arguments(dataset_dir, tmp_path, **changes))
         summary = json.loads(capsys.readouterr().out)
         return summary["step"], summary["stopped"]
@@ -119,10 +141,10 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"
     changes = {
-        "train__init_from": finished_run,
-        "train__num_steps": 3,
-        "train__learning_rate": 1e-9,
-        "train__profile_steps": "(2, 2)",
+        "Initialization__init_from": finished_run,
+        "Optimization__num_steps": 3,
+        "Optimization__learning_rate": 1e-9,
+        "Logging__profile_steps": "(2, 2)",
     }
     settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
     trainer.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
@@ -145,7 +167,7 @@ def refused(capsys, argv):
     [
         ({"train__nun_steps": 3}, "nun_steps"),
         ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
-        ({"train__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
+        ({"Initialization__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
         ({"T5Config__vocab_size": 64}, "the query tokenizer has 160 entries"),
     ],
     ids=["setting", "devices", "source of parameters", "data"],
@@ -158,14 +180,14 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_is_written(capsys, 
 
 def test_a_run_that_continues_on_other_data_says_so(dataset_dir, tmp_path):
     data = shutil.copytree(dataset_dir, tmp_path / "data")
-    options = {"train__num_steps": 2, "train__save_every_steps": 2}
+    options = {"Optimization__num_steps": 2, "Logging__save_every_steps": 2}
     trainer.main(arguments(data, tmp_path / "run", **options))
     before = json.loads((tmp_path / "run" / "data.json").read_text())
     qrels = next((data / "qrels").glob("train.tsv*"))
     lines = qrels.read_text().splitlines(keepends=True)
     qrels.write_text("".join(lines[:-1]))
     with pytest.warns(UserWarning, match="run continues on other data than it had: its best score and what follows from it are of"):
-        trainer.main(arguments(data, tmp_path / "run", **options | {"train__num_steps": 3}))
+        trainer.main(arguments(data, tmp_path / "run", **options | {"Optimization__num_steps": 3}))
     assert json.loads((tmp_path / "run" / "data.json").read_text()).keys() == before.keys() == {""}
 
 
@@ -185,7 +207,7 @@ def test_inspect_run_shows_settings_curves_and_what_is_shared(finished_run, tmp_
 
     inspect_run.main([f"--run_dir={finished_run}", f"--out_dir={tmp_path / 'report'}"])
     shown = json.loads(capsys.readouterr().out)
-    assert shown["settings"]["samtone.same_tower"] == "'query'"
+    assert shown["recipe"]["loss"]["same_tower"] == "query"
     assert shown["num_parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(parameters(finished_run)))
     assert shown["num_parameters"]["query/embedder"] == shown["num_parameters"]["doc/embedder"] == 160 * 16
     assert (tmp_path / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -223,7 +245,7 @@ def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_
 
 def test_a_training_that_is_refused_leaves_the_recipe_of_the_run_as_it_is(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "config.gin", "run.json")}
-    with pytest.raises(InputError, match=r"the run is at step 20 already, past train\.num_steps = 2; raise it"):
-        trainer.main([*arguments(dataset_dir, run_dir), "--gin.train.num_steps=2"])
+    before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json")}
+    with pytest.raises(InputError, match=r"the run is at step 20 already, past Optimization\.num_steps = 2; raise it"):
+        trainer.main([*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=2"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before

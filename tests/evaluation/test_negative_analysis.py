@@ -13,10 +13,10 @@ import pytest
 from matplotlib.image import imread
 from tiny_run import WORDS
 
-from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
+from de_jax.data.sources.training_set import qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
@@ -67,7 +67,7 @@ def stores(tmp_path_factory):
 
 
 def training_texts(stores, passages=None, **hashes):
-    return TrainingTexts("toy", *stores, qrel_pairs(QRELS, *stores), hashes, passages)
+    return TrainingPairs("toy", *stores, qrel_pairs(QRELS, *stores), hashes, passages)
 
 
 def generation(folder, number=1, short=(), **facts):
@@ -209,7 +209,7 @@ def test_a_document_with_the_id_of_its_query_is_no_negative_unless_it_is_kept(tm
     queries = corpus.build_token_store(named, tokenizer, tmp_path / "q", progress=False)
     pairs = np.array([[0, 0], [1, 2], [2, 4]], np.int32)
     dropped, kept = (
-        negative_analysis.sample(TrainingTexts("toy", queries, stores[1], pairs, {}, drop_identical_ids=drop), {}, seed=3)
+        negative_analysis.sample(TrainingPairs("toy", queries, stores[1], pairs, {}, drop_identical_ids=drop), {}, seed=3)
         for drop in (True, False)
     )
     assert [rows.tolist() for rows in dropped.positives] == [[0, 2], [2, 5], [4]]
@@ -243,10 +243,10 @@ def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_pat
         return negative_analysis.temperature_of(Run(tmp_path, 0, model, {}, None, None), given)
 
     assert (of(), of(normalize=False), of(0.3)) == (0.01, 1.0, 0.3)
-    (tmp_path / "config.gin").write_text("ance.temperature = 0.02\nsamtone.temperature = 0.05\ntrain.loss = @samtone\n")
+    (tmp_path / "recipe.json").write_text('{"loss": {"function": "de_jax.losses.in_batch.samtone", "temperature": 0.05}}')
     assert (of(), of(0.3)) == (0.05, 0.3)
     assert of(learned=0.07) is None
-    (tmp_path / "config.gin").write_text("samtone.temperature = %TAU\ntrain.loss = @samtone\n")
+    (tmp_path / "recipe.json").write_text('{"loss": {"function": "own.loss"}}')
     assert of() == 0.01
     for given, learned in ((0.3, 0.07), (-1.0, None)):
         with pytest.raises(InputError, match=f"the temperature {given} cannot be"):
@@ -256,7 +256,7 @@ def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_pat
 def test_costs_are_those_of_one_document_one_query_and_one_batch(tmp_path):
     seconds = {"encode": 6.0, "encode_queries": 0.3, "index": 0.5, "search": 0.6, "choose": 0.4}
     kinds = {"bm25": generation(tmp_path, 1, seconds={"index": 2.0}), "ance": generation(tmp_path, 2, seconds=seconds)}
-    (tmp_path / "config.gin").write_text("# a comment = 1\nbeir_pairs.batch_size = 8\ntrain.num_steps = 4\n")
+    (tmp_path / "recipe.json").write_text('{"data": {"function": "beir_pairs", "options": {"batch_size": 8}}}')
     lines = [{"step": step, "pairs_per_second": speed} for step, speed in enumerate((1.0, 16.0, 17.0, 16.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "dev/ndcg@10": 0.5}]))
     costs = efficiency.of_run(tmp_path, kinds, num_docs=30)

@@ -32,14 +32,14 @@ grid: {rate: [1e-4, 0.001]}
 choose: {set: two, split: dev, seed: 9, measure: ndcg@10}
 seeds: [0, 1]
 start: $out/start
-settings: {train.learning_rate: $rate, train.seed: $seed, train.frozen: [a, b]}
-factors: {samtone: {train.loss: "@samtone", samtone.temperature: $temperature}}
+settings: {Optimization.learning_rate: $rate, Initialization.seed: $seed, Optimization.frozen: [a, b]}
+factors: {samtone: {Recipe.loss: "@samtone", samtone.temperature: $temperature}}
 arms:
   plain: {stages: [{recipe: recipes/a.gin}], then: [mine_negatives --negatives_dir=$run_dir/mined --seed=$seed]}
   both:
     start: plain
     grid: {rate: [3.0], temperature: [0.05]}
-    stages: [{recipe: recipes/b.gin, settings: {beir_pairs.negatives_dir: $start/mined}}, {recipe: recipes/c.gin, use: [samtone]}]
+    stages: [{recipe: recipes/b.gin, settings: {PairsOptions.negatives_dir: $start/mined}}, {recipe: recipes/c.gin, use: [samtone]}]
 measure: RR@10
 compare: [{beside: plain, arms: [both]}]
 """
@@ -89,15 +89,15 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     last = trained[-1]
     assert last[2:4] == ["--gin_file=recipes/c.gin", f"--run_dir={out / 'runs' / 'two-both-3.0-0.05-1'}"]
     expected = {
-        "train.learning_rate=3.0",
-        "train.seed=1",
-        "train.frozen=('a', 'b')",
+        "Optimization.learning_rate=3.0",
+        "Initialization.seed=1",
+        "Optimization.frozen=('a', 'b')",
         "samtone.temperature=0.05",
-        "train.loss=@samtone",
+        "Recipe.loss=@samtone",
     }
     assert {one.removeprefix("--gin.") for one in last[4:]} == expected | {f"MODEL={out / 'runs' / 'two-both-3.0-0.05-1-stage1'}"}
     start = out / "runs" / "two-plain-0.001-1"
-    assert {f"--gin.MODEL={start}", f"--gin.beir_pairs.negatives_dir={start}/mined"} <= set(trained[-2])
+    assert {f"--gin.MODEL={start}", f"--gin.PairsOptions.negatives_dir={start}/mined"} <= set(trained[-2])
     assert commands.count(["de_jax", "mine_negatives", f"--negatives_dir={start}/mined", "--seed=1"]) == 1
     assert "--gin.beir_pairs.split=half" in trained[3]
     tests = [number for number, line in enumerate(commands) if "--split=test" in line]
@@ -114,7 +114,7 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     assert json.loads(capsys.readouterr().out) == report
     assert len(commands) == done
     with pytest.raises(InputError, match="was begun with another design, other settings or other data"):
-        run(tmp_path, "--settings", "train.num_steps=1")
+        run(tmp_path, "--settings", "Optimization.num_steps=1")
     run(tmp_path, "--dry_run")
     assert json.loads(capsys.readouterr().out) == {"num_runs": 10, "trained": 10}
 

@@ -229,5 +229,5 @@ def test_few_places_remove_folders():
         if re.search(r"\brmtree|\brmdir|\bremovedirs|\b(mirrors|folders)\.clear\(", path.read_text()):
             callers.add(path.name)
     own = {"checkpoint.py", "mining_run.py", "mine.py", "mirror.py", "mirrors.py"}
-    joined = {"parts.py", "teacher.py", "faiss_filling.py", "query_tokens.py"}
+    joined = {"parts.py", "teacher.py", "faiss_filling.py"}
     assert callers == {"folders.py", "outputs.py"} | own | joined

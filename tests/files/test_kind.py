@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 from written_folders import (
     describe_generator,
@@ -16,7 +15,6 @@ from written_folders import (
     write_index,
     write_model,
     write_pair_store,
-    write_query_tokens,
     write_ranked_queries,
     write_teacher_scores,
     write_token_store,
@@ -27,7 +25,6 @@ from de_jax.data.batches.guide import GUIDE
 from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
 from de_jax.data.expansion import curriculum
 from de_jax.data.expansion.generated_queries import EXPANSION, read_expansion
-from de_jax.data.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.data.negatives import generations
 from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
@@ -53,7 +50,6 @@ KINDS = [
     (TEACHER_SCORES, write_teacher_scores, file_of),
     (GUIDE, write_guide, GUIDE.open),
     (curriculum.RANKED_QUERIES, write_ranked_queries, curriculum._open),
-    (QUERY_TOKENS, write_query_tokens, lambda folder: QueryTokens(folder, np.array([0, 1]))),
 ]
 DESCRIPTIONS = [
     (RUN, describe_run, load_run),

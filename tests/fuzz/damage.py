@@ -129,7 +129,18 @@ MUTATORS: dict[str, tuple[Mutator, ...]] = {
 PLACES = ("folder", "pipe", "absent", "loop")
 STATEMENTS = (
     *("import os", "from os import path", "import de_jax.nothing", "include 'no.gin'", "include 'a.gin'", "include", "A = 1"),
-    *("%A", "x", "x.y", "x.y =", "= 1", "a/b/c.d = 1", "train.num_steps = 1", "train.nothing = 1", "nothing.at_all = 1", "(("),
+    *(
+        "%A",
+        "x",
+        "x.y",
+        "x.y =",
+        "= 1",
+        "a/b/c.d = 1",
+        "Optimization.num_steps = 1",
+        "train.nothing = 1",
+        "nothing.at_all = 1",
+        "((",
+    ),
     *("'", '"""', "\\", "\0", "\ud800", "\x0c", "  indented = 1", "\tx = 1", "# coding: latin-1", "# coding: nothing"),
     *("x = 1; y = 2", "def f(:", "class", "def f(a=" + "-" * 5000 + "1): pass", "def f(a=" + "+".join("1" * 9000) + "): pass"),
     *("x = " + "(" * 190 + ")" * 190, "x = " + "[" * 9000, "x" + ".x" * 9000, "9" * 5000),

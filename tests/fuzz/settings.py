@@ -20,7 +20,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.reports import plots
-from de_jax.training.run import model_schema, run_folder, run_log, run_settings
+from de_jax.training.run import model_schema, run_folder, run_log
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
 
@@ -87,7 +87,6 @@ def _descriptions(folder: Path) -> list[Reader]:
 
 def _logs(folder: Path) -> list[Reader]:
     log = "".join(json.dumps({"step": step, "loss": 1 / step, "dev/ndcg@10": 0.5}) + "\n" for step in (1, 2, 3))
-    gin = "# a comment\ntrain.num_steps = 3\nbeir_pairs.split = 'dev'\n"
 
     def naive_series(path: Path) -> Any:
         lines = naive_lines(path)
@@ -120,16 +119,9 @@ def _logs(folder: Path) -> list[Reader]:
                     found.append(record)
         return plain(found)
 
-    def naive_settings(path: Path) -> Any:
-        text = "\n".join(naive_lines(path)) if path.exists() else ""
-        lines = [line for line in re.sub(r"\\?\n\s+", " ", text).split("\n") if " =" in line and not line.startswith("#")]
-        pairs = [line.split(" =", 1) for line in lines]
-        return {name.strip(): value.strip().removesuffix("\\").strip() for name, value in pairs}
-
     return [
         one_file(folder, "metrics", "metrics.jsonl", log, lambda path: plain(plots._read_series(path)), naive_series),
         one_file(folder, "log", "metrics.jsonl", log, lambda path: plain(run_log.read_metrics(path)), naive_log),
-        one_file(folder, "config.gin", "config.gin", gin, lambda path: run_settings.read_settings(path.parent), naive_settings),
     ]
 
 

@@ -111,7 +111,7 @@ def _tables(folder: Path) -> list[Reader]:
         return file.getvalue()
 
     def table(path: Path) -> Any:
-        reading = table_rows.Reading(table_files.Table(str(path)), {})
+        reading = table_rows.Reading(table_files.Table(str(path)))
         return plain([[one.query, one.docs, one.neg_docs, one.doc_scores] for one in reading.examples()])
 
     def said(records: list[dict[str, Any]]) -> Any:

@@ -156,10 +156,10 @@ def test_a_killed_run_of_200_updates_ends_with_the_same_bits(tmp_path):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     env = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     changes = {
-        "train__num_steps": 200,
-        "train__save_every_steps": 50,
-        "train__log_every_steps": 1,
-        "train__evaluate_every_steps": 200,
+        "Optimization__num_steps": 200,
+        "Logging__save_every_steps": 50,
+        "Logging__log_every_steps": 1,
+        "Logging__evaluate_every_steps": 200,
     }
 
     def start(name):

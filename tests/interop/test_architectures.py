@@ -485,10 +485,10 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
         "beir_pairs.dataset_dir": toy_run.write_dataset(tmp_path / "data"),
         "make_mesh.data": 1,
     }
-    settings |= {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 32}
-    settings |= {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
-    settings |= {"train.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
-    settings |= {"pretrained_tower.projection_dim": 8, "train.init_new": "('shared/projection/.*',)"}
+    settings |= {"PairsOptions.batch_size": 16, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 32}
+    settings |= {"Optimization.num_steps": 6, "Logging.log_every_steps": 1, "Logging.save_every_steps": 6, "linear.warmup_steps": 0}
+    settings |= {"Optimization.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
+    settings |= {"pretrained_tower.projection_dim": 8, "Initialization.init_new": "('shared/projection/.*',)"}
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     trainer.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731

@@ -21,8 +21,8 @@ from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.types import InputError
 
-LENGTHS = {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
-QUIET = {**LENGTHS, "beir_pairs.batch_size": 8, "train.num_steps": 2, "linear.warmup_steps": 0}
+LENGTHS = {"PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
+QUIET = {**LENGTHS, "PairsOptions.batch_size": 8, "Optimization.num_steps": 2, "linear.warmup_steps": 0}
 QUIET["pretrained_tower.dropout_rate"] = 0.0  # most of what is compiled else
 
 
@@ -124,12 +124,12 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
             plain,
             both,
             (),
-            r'no value for 4 parameters, for example doc/projection/bias.*train.init_new = \("doc/projection/.\*",\)',
+            r'no value for 4 parameters, for example doc/projection/bias.*Initialization.init_new = \("doc/projection/.\*",\)',
         ),
         (bert, fresh(plain, plain), (), "bert holds shared/projection/bias, which this model has no place for"),
         (pair, fresh(t5, t5, ("projection",)), (), "shared/projection/kernel is shared, but would start from"),
         (bert, wide, (), r"has the shape \(24,\) for query/projection/bias, but this model \(25,\)"),
-        (bert, both, ["shared/.*"], "train.init_new pattern 'shared/.\\*' matches no parameter"),
+        (bert, both, ["shared/.*"], "Initialization.init_new pattern 'shared/.\\*' matches no parameter"),
         ({"docs": bert}, both, (), "the tower 'docs' is unknown"),
         ("/nowhere", both, (), "/nowhere is not a folder"),
     ]
@@ -146,7 +146,7 @@ def trained(run_dir, settings):
 @pytest.mark.soak
 @pytest.mark.short_soak
 def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tmp_path):
-    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "train.loss": "@samtone"}
+    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "Recipe.loss": "@samtone"}
     trained(tmp_path / "run", {**QUIET, **settings})
     original, tuned = any_model.read(folders / "bert"), any_model.read(tmp_path / "run")
     assert (tuned.query.tokenizer.prompt, tuned.query.max_length) == ("query : ", 16)
@@ -221,7 +221,7 @@ def test_a_setting_of_t5_is_refused_where_the_model_is_a_bert(folders):
 
 
 def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled(folders, tmp_path):
-    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", **QUIET, "beir_pairs.max_doc_length": 49}
+    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", **QUIET, "PairsOptions.max_doc_length": 49}
     with pytest.raises(
         InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens; set it to at most 48"
     ):

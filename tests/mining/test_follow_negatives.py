@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.mining import mining_run
 from de_jax.mining.follow_negatives import FollowNegatives
@@ -47,7 +47,7 @@ def write(folder, number, **facts):
 @pytest.fixture
 def mined(tmp_path):
     write(tmp_path, 1, checkpoint_step=0)
-    run = MinedNegatives(tmp_path, None, TrainingTexts("toy", Store(), Store(), PAIRS, {}), num_drawn={"neg_docs": 1})
+    run = MinedNegatives(tmp_path, None, TrainingPairs("toy", Store(), Store(), PAIRS, {}), num_drawn={"neg_docs": 1})
     run.begin()
     return run
 

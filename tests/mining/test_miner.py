@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore
@@ -40,7 +41,7 @@ def stores(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(stores):
-    return TrainingTexts("toy", *stores, PAIRS, {})
+    return TrainingPairs("toy", *stores, PAIRS, {})
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,10 @@ SIZES = {
                       "BertConfig.dtype": "float32"},
 }  # fmt: skip
 COMMON = {"make_mesh.data": 1, "TextsOptions.batch_size": 8, "TextsOptions.max_length": 24, "linear.warmup_steps": 0,
-          "train.learning_rate": 0.02, "train.log_every_steps": 2, "train.save_every_steps": 2}  # fmt: skip
+          "Optimization.learning_rate": 0.02, "Logging.log_every_steps": 2, "Logging.save_every_steps": 2}  # fmt: skip
 RECIPES = "reproduction/recipes"
-OTHER_SOURCE = ["train.data=@span_corruption"]
+OF_PRETRAINING = {"root": pretraining.Pretraining, "also": pretraining.NAMES}
+OTHER_SOURCE = ["Pretraining.data=@span_corruption"]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,9 @@ def texts(tmp_path_factory):
 
 def pretrain(texts, run_dir, recipe, num_steps, **changes):
     vocabulary = {"pretrain_t5": "spiece.model", "pretrain_bert": "tokenizer.json"}[recipe]
-    settings = {**COMMON, **SIZES[recipe], "TextsOptions.texts": (str(texts),), "TextsOptions.tokenizer": texts / vocabulary,
-                "train.num_steps": num_steps, **{name.replace("__", "."): value for name, value in changes.items()}}  # fmt: skip
+    settings = {**COMMON, **SIZES[recipe], "TextsOptions.texts": (str(texts),),
+                "TextsOptions.tokenizer": texts / vocabulary, "Optimization.num_steps": num_steps,
+                **{name.replace("__", "."): value for name, value in changes.items()}}  # fmt: skip
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
     pretraining.main([f"--gin_file={RECIPES}/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
@@ -71,11 +73,16 @@ def test_two_processes_start_from_a_language_model(texts, tmp_path):
     settings = {
         "MODEL": tmp_path / "bert" / "encoder",
         "beir_pairs.dataset_dir": data,
-        "beir_pairs.batch_size": 16,
-        "train.num_steps": 2,
+        "PairsOptions.batch_size": 16,
+        "Optimization.num_steps": 2,
     }
-    settings |= {"train.num_steps": 2, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "linear.warmup_steps": 0}
-    settings["train.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
+    settings |= {
+        "Optimization.num_steps": 2,
+        "PairsOptions.max_query_length": 16,
+        "PairsOptions.max_doc_length": 16,
+        "linear.warmup_steps": 0,
+    }
+    settings["Optimization.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     assert TwoProcesses([*argv, f"--run_dir={tmp_path / 'two'}"]).finish()[0] == [0, 0]
     trainer.main([*argv, f"--run_dir={tmp_path / 'one'}"])
@@ -110,7 +117,7 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
         "linear.warmup_steps=0",
         "pretrained_tower.projection_dim=8",
     ]
-    settings += ['train.init_new=("shared/projection/.*",)', f"beir_pairs.dataset_dir={texts}", "train.num_steps=1"]
+    settings += ['Initialization.init_new=("shared/projection/.*",)', f"beir_pairs.dataset_dir={texts}", "Optimization.num_steps=1"]
     settings += ["PairsOptions.batch_size=8", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     start = trainer.first_params(recipe)["shared"]
@@ -121,14 +128,16 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
 def test_pretraining_recipes_are_whole_and_know_what_they_learn_from(texts, capsys):
     for name, sizes in SIZES.items():
         settings = [f"{setting}={value}" for setting, value in sizes.items()]
-        built = configurables.build([f"{RECIPES}/{name}.gin"], settings, also=pretraining.NAMES).recipe
+        built = configurables.build([f"{RECIPES}/{name}.gin"], settings, **OF_PRETRAINING)
         assert isinstance(built, pretraining.Pretraining)
-        with pytest.raises(InputError, match=r"train\.model is @(Generator|MaskedLanguageModel)\(\), but recipes have no setting"):
+        with pytest.raises(
+            InputError, match=r"Pretraining\.model is @(Generator|MaskedLanguageModel)\(\), but recipes have no setting"
+        ):
             read_recipe([f"{RECIPES}/{name}.gin"], settings)
-    with pytest.raises(InputError, match="@span_corruption, from which a MaskedLanguageModel cannot learn; take @masked_tokens"):
-        configurables.build([f"{RECIPES}/pretrain_bert.gin"], OTHER_SOURCE, also=pretraining.NAMES)
+    with pytest.raises(InputError, match="span_corruption, from which a MaskedLanguageModel cannot learn; take masked_tokens"):
+        configurables.build([f"{RECIPES}/pretrain_bert.gin"], OTHER_SOURCE, **OF_PRETRAINING)
     with pytest.raises(InputError, match=r"nothing in this recipe reads samtone\.temperature"):
-        configurables.build([f"{RECIPES}/pretrain_bert.gin"], ["samtone.temperature=0.1"], also=pretraining.NAMES)
+        configurables.build([f"{RECIPES}/pretrain_bert.gin"], ["samtone.temperature=0.1"], **OF_PRETRAINING)
     pretraining.main([f"--gin_file={RECIPES}/pretrain_bert.gin", "--dry_run"])
     table, layer = 8000 * 256 + 512 * 256 + 2 * 256 + 2 * 256, 4 * 256 * 257 + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
     assert json.loads(capsys.readouterr().out) == {"num_parameters": table + 4 * layer + 256 * 257 + 2 * 256 + 8000}

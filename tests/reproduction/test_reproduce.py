@@ -157,8 +157,8 @@ def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(pa
     assert (report["num_cells"], report["num_filled"], report["missing"]) == (13, 6, [])
     assert [line[0] for line in run.lines] == ["train", "evaluate_beir", "evaluate_sentences"] * 2
     assert run.lines[0][1:] == [
-        "--gin_file=recipes/paper/samtone/base_sde.gin", f"--gin.beir_pairs.dataset_dir={data / 'toy'}", "--gin.train.seed=0",
-        "--gin.PairsOptions.seed=0", f"--gin.MODEL={data / 'models' / 'google' / 't5-v1_1-base'}",
+        "--gin_file=recipes/paper/samtone/base_sde.gin", f"--gin.beir_pairs.dataset_dir={data / 'toy'}",
+        "--gin.Initialization.seed=0", "--gin.PairsOptions.seed=0", f"--gin.MODEL={data / 'models' / 'google' / 't5-v1_1-base'}",
         f"--run_dir={paper / 'out' / 'runs' / RUNS['plain']}",
     ]  # fmt: skip
     found, per_query = cells(paper), {}
@@ -226,7 +226,7 @@ def test_a_dry_run_plans_without_weights(paper, run, reproduced):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--dry_run", "--gin.train.no_such=1"], "train has no setting 'no_such'"),
+        (["--dry_run", "--gin.train.no_such=1"], "Recipe has no setting 'no_such'"),
         (["--topology=cpu:1"], "--topology plans, and trains nothing; give --dry_run beside it"),
         (["--check=bm25"], "--check names an entry, of whichever paper it is; leave toy out"),
     ],
@@ -322,7 +322,7 @@ def test_small_designs_that_cannot_all_run_are_refused_before_any_does(paper, sm
     assert not list(paper.glob("[tz]*/report.json"))
 
 
-@pytest.mark.parametrize("flag", ["--data_dir=other", "--out_dir=out", "--seeds=1", "--topology=v5e:8x8", "--gin.train.seed=1"])
+@pytest.mark.parametrize("flag", ["--data_dir=other", "--out_dir=out", "--seeds=1", "--topology=v5e:8x8", "--gin.Miner.seed=1"])
 @pytest.mark.parametrize("registered", [["toy", "--scale=small"], ["--check=toy"]])
 def test_registered_commands_take_no_settings(paper, small, registered, flag):
     with pytest.raises(InputError, match=rf"^{flag.split('=')[0]}.* changes nothing beside {registered[-1].split('=t')[0]}; leave"):
@@ -343,7 +343,7 @@ def test_a_toy_is_reproduced_by_processes_of_its_own(paper, trained, reproduced)
     model.symlink_to(trained)  # of the sizes below
     sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.0}
     settings = {f"T5Config.{name}": value for name, value in sizes.items()}
-    settings |= {"train.num_steps": 4, "PairsOptions.batch_size": 16, "beir_pairs.dataset_dir": folder}
+    settings |= {"Optimization.num_steps": 4, "PairsOptions.batch_size": 16, "beir_pairs.dataset_dir": folder}
     training = json.dumps([f"{name}={value}" for name, value in settings.items()])
     sources = SOURCES.replace('["beir_pairs.dataset_dir={toy}"]', training).replace("[config.json]", "[run.json]")
     (paper / "tables" / "sources.yaml").write_text(sources)

@@ -162,8 +162,8 @@ def test_a_run_gets_the_places_of_its_data_its_weights_and_the_run_that_it_start
     assert set(found.bindings) >= {
         "beir_pairs.dataset_dir=data/msmarco-documents",
         "MODEL=runs/ance/bm25_neg-msmarco-seed3",
-        "train.mine_every_steps=10000",
-        "train.seed=3",
+        "HardNegatives.mine_every_steps=10000",
+        "Initialization.seed=3",
     }
     assert not any("negatives_dir" in one for one in found.bindings)  # its own, in its folder
     found = sources.needs_of(Run("daft/bert_at_once", "msmarco", 0))

@@ -110,7 +110,7 @@ def test_an_epoch_has_every_chunk_once_and_the_next_has_others(options):
         (masked_tokens, {"tokenizer": Masked(), "max_length": 2}, "max_length is 2, which leaves no room"),
         (masked_tokens, {"tokenizer": Masked(), "batch_size": 99}, "1,000 tokens, which do not fill a batch of 99 chunks of 22"),
         (span_corruption, {"tokenizer": Ended(), "max_length": 4000}, r"spans, but there are 100 sentinels; lower TextsOptions"),
-        (span_corruption, {"tokenizer": Ended(), "texts": ()}, r"TextsOptions\.texts is not set; add --gin\.TextsOptions\.texts"),
+        (span_corruption, {"tokenizer": Ended(), "texts": ()}, r"TextsOptions\.texts is not set; add TextsOptions\.texts"),
         (span_corruption, {"tokenizer": ""}, r"TextsOptions\.tokenizer is not set"),
         (span_corruption, {"tokenizer": Ended(), "texts": ("absent.jsonl",)}, "absent.jsonl does not exist"),
     ],

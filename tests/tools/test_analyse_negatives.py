@@ -114,14 +114,6 @@ def test_a_checkpoint_that_the_trainer_removes_meanwhile_is_passed_over_for_the_
     assert [one["step"] for one in report["checkpoints"]] == [7]
 
 
-def test_an_analysis_without_the_mark_of_this_version_is_refused_with_what_to_do(trained, dataset_dir, tmp_path, printed):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "analysis.json").write_text("{}")
-    sentence = r"holds analysis\.json, .* or empty, or remove this one if it is a former analysis of negatives by version 0\.1\.0"
-    with pytest.raises(InputError, match=sentence):
-        printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "old")
-
-
 def test_only_a_former_analysis_is_replaced(trained, dataset_dir, tmp_path, printed, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")

@@ -75,8 +75,8 @@ class Reached(Exception):
 DATA, RUN, OUT = "--dataset_dir={folder}", "--run_dir={run}", "--out_dir={out}"
 TINY = " ".join(f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith("beir_pairs"))
 RECIPE = (
-    "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.beir_pairs.batch_size=8 "
-    "--gin.beir_pairs.tokenizer={{spiece}} --gin.beir_pairs.unique_in_batch=False --gin.beir_pairs.dev_split=test "
+    "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.PairsOptions.batch_size=8 "
+    "--gin.PairsOptions.tokenizer={{spiece}} --gin.PairsOptions.unique_in_batch=False --gin.PairsOptions.dev_split=test "
 )
 COMMANDS = {
     # name: (main, its arguments, what it does once its texts are read; "" where it goes to its end)
@@ -96,7 +96,7 @@ COMMANDS = {
     "train": (trainer.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.trainer.describe_run"),
     "mine": (
         mine.main,
-        RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.beir_pairs.doc_tokenizer={spiece}",
+        RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.PairsOptions.doc_tokenizer={spiece}",
         "de_jax.mine._wait_until",
     ),
     "encode_corpus": (encode_corpus.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.docs_to_dir"),

@@ -10,14 +10,14 @@ from de_jax.types import InputError
 RECIPE = ["--gin_file=recipes/samtone_both.gin", "--gin_file=models/t5_1_1_tiny.gin"]
 SIZES = {"vocab_size": 64, "num_layers": 1, "model_dim": 32, "mlp_dim": 32, "dropout_rate": 0.0}
 # Dropout and adafactor would be most of what is compiled.
-SMALL = ["--gin.train.optimizer=@adamw", *(f"--gin.T5Config.{name}={value}" for name, value in SIZES.items())]
+SMALL = ["--gin.Optimization.optimizer=@adamw", *(f"--gin.T5Config.{name}={value}" for name, value in SIZES.items())]
 
 
 @pytest.mark.soak
 @pytest.mark.short_soak
 def test_plan_of_simulated_devices_is_one_json_object(capsys):
-    shape = ["--batch_size=32", "--query_length=8", "--gin.beir_pairs.max_doc_length=16"]
-    plan_run.main([*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.train.num_chunks=2"])
+    shape = ["--batch_size=32", "--query_length=8", "--gin.PairsOptions.max_doc_length=16"]
+    plan_run.main([*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.Devices.num_chunks=2"])
     report = json.loads(capsys.readouterr().out)
     assert report["mesh"] == {"data": 4, "fsdp": 2, "tensor": 1}
     assert (report["batch_size"], report["query_length"], report["doc_length"]) == (32, 8, 16)
@@ -41,9 +41,9 @@ def test_packed_texts_are_fewer_rows(capsys):
 @pytest.mark.soak
 def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     shape = ["--gin_file=recipes/sde.gin", *RECIPE[1:], *SMALL, "--batch_size=16", "--query_length=8", "--doc_length=16"]
-    mined = ["--gin.train.loss=@ance", "--gin.beir_pairs.negatives_dir=some", "--gin.beir_pairs.num_neg_docs=3"]
+    mined = ["--gin.Recipe.loss=@ance", "--gin.PairsOptions.negatives_dir=some", "--gin.PairsOptions.num_neg_docs=3"]
     flops = []
-    for more in ([], mined, [*mined, "--gin.beir_pairs.max_passages=2"]):
+    for more in ([], mined, [*mined, "--gin.PairsOptions.max_passages=2"]):
         plan_run.main([*shape, "--topology=cpu:2", *more])
         report = json.loads(capsys.readouterr().out)
         flops.append(report["executed_flops"])
@@ -68,7 +68,7 @@ def test_plan_for_a_tpu_says_whether_it_fits(capsys):
         (["--topology=cpu:8", "--batch_size=12"], "batch_size 12 is not divisible by the 8 devices"),
         (["--topology=cpu:8", "--gin.make_mesh.fsdp=3"], "8 devices cannot be shared out as data=-1, fsdp=3"),
         (["--topology=v1:2x2"], "'v1:2x2' is unknown"),
-        (["--topology=cpu:8", "--gin.train.nun_steps=3"], r"train has no setting 'nun_steps' \(did you mean num_steps\?\)"),
+        (["--topology=cpu:8", "--gin.train.nun_steps=3"], r"Recipe has no setting 'nun_steps' \(did you mean num_steps\?\)"),
         (["--topology=cpu:8", "--gin.pair.alpha=0.2"], r"nothing in this recipe reads pair\.alpha"),
         (["--topology=cpu:8", "--doc_rows=12"], "batch_size 12 is not divisible"),
         (["--topology=cpu:8", "--batch_size=0"], "--batch_size is 0; it must be at least 1"),
@@ -82,9 +82,9 @@ def test_plan_that_cannot_be_meant_is_refused(arguments, message):
 
 @pytest.mark.soak
 def test_a_negative_cache_lies_in_equal_shares_on_the_devices(capsys):
-    shape = ["--batch_size=16", "--query_length=8", "--gin.beir_pairs.max_doc_length=16", "--gin.TowerConfig.projection_dim=8"]
+    shape = ["--batch_size=16", "--query_length=8", "--gin.PairsOptions.max_doc_length=16", "--gin.TowerConfig.projection_dim=8"]
     cache = [
-        "--gin.train.negative_cache=@NegativeCache()",
+        "--gin.HardNegatives.negative_cache=@NegativeCache()",
         "--gin.NegativeCache.capacity=4194304",
         "--gin.NegativeCache.num_negatives=2",
     ]

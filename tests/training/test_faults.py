@@ -123,14 +123,14 @@ class ByToken:
         return Embeddings(*rows, batch.query_id, batch.doc_id)
 
 
-SETTINGS = {"beir_pairs.batch_size": 512, "train.num_chunks": 1, "T5Config.remat": "none", "samtone.block_size": None}
+SETTINGS = {"PairsOptions.batch_size": 512, "Devices.num_chunks": 1, "T5Config.remat": "none", "samtone.block_size": None}
 EXPLANATION = faults.Explanation(
     is_finite=functools.partial(faults.has_finite_embeddings, ByToken()),
     given="embedding",
-    lower="train.learning_rate",
+    lower="Optimization.learning_rate",
     memory=SETTINGS,
     devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
-    num_steps="train.num_steps",
+    num_steps="Optimization.num_steps",
     name=lambda batch, row: f"row {row}",
 )
 
@@ -149,7 +149,7 @@ def test_pairs_without_a_finite_embedding_are_named_by_their_ids():
     assert "the loss of step 7 is not a finite number; these pairs of its batch give no finite embedding: " in message
     assert "(query 'text 1', document 'text 2'), (query 'text 3', document 'text 4'); checkpoint 6 is kept" in message
     assert "text 0" not in message
-    assert message.endswith(": fix or remove these texts, or continue with a lower train.learning_rate.")
+    assert message.endswith(": fix or remove these texts, or continue with a lower Optimization.learning_rate.")
 
 
 def test_where_no_pair_stands_out_the_first_of_the_batch_are_named():
@@ -164,7 +164,7 @@ def test_out_of_memory_names_what_to_change_with_current_values():
     message = str(faults.out_of_memory(raised, EXPLANATION, sharding.make_mesh(4), 13 << 30))
     assert message == (
         "the device ran out of memory (Out of memory allocating 12884901888 bytes), a step takes 13 GiB of it by the compiler's "
-        "count: lower beir_pairs.batch_size (now 512), raise train.num_chunks (now 1), set T5Config.remat (now none) to "
+        "count: lower PairsOptions.batch_size (now 512), raise Devices.num_chunks (now 1), set T5Config.remat (now none) to "
         '"dots" or "full", set samtone.block_size (now None) to 256 or so, or take more devices, over which make_mesh.fsdp also '
         "splits parameters and optimizer state (the mesh is data=4, fsdp=1, tensor=1)."
     )

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from letters import Letters
+from toy_batches import pair_batches
 
-from de_jax.data.batches.pair_batches import DocTexts, Negatives, pair_batches
+from de_jax.data.batches.pair_batches import DocTexts, Negatives
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text.passages import PassageStore
 from de_jax.losses.mined import ance

@@ -158,7 +158,9 @@ def test_a_frozen_part_stays_frozen_in_its_towers_turn():
 
 
 def test_a_turn_in_which_nothing_is_trained_is_refused():
-    with pytest.raises(InputError, match=r"train\.alternate trains 'doc/\.\*' in turn, and train\.frozen freezes all of it"):
+    with pytest.raises(
+        InputError, match=r"Optimization\.alternate trains 'doc/\.\*' in turn, and Optimization\.frozen freezes all of it"
+    ):
         optimizer.make_optimizer(
             optimizer.adamw, constant, PARAMS, frozen=["doc/encoder/.*", "doc/.*"], alternate=["query/.*", "doc/.*"]
         )
@@ -180,3 +182,46 @@ def test_pattern_that_matches_nothing_is_refused_with_the_towers():
         optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, frozen=["(doc"])
     with pytest.raises(InputError, match="nothing would be trained"):
         optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, frozen=[".*"])
+
+
+def in_numpy(value, gradients, rate, offset):
+    """Adafactor of a small matrix, written from section 8 of Shazeer and Stern 2018: its values, and the sizes of its steps."""
+    memory, sizes = np.zeros_like(value), []
+    for number, gradient in enumerate(gradients, start=1):
+        decay = 1 - (number + offset) ** -0.8
+        memory = decay * memory + (1 - decay) * (gradient**2 + 1e-30)
+        step = gradient / np.sqrt(memory)
+        step /= max(1, np.sqrt(np.mean(step**2)))
+        sizes.append(np.sqrt(np.mean(step**2)))
+        value = value - rate * max(1e-3, np.sqrt(np.mean(value**2))) * step
+    return value, sizes
+
+
+@pytest.mark.parametrize("offset", [0, 1_000_000])
+def test_the_memory_of_adafactor_begins_where_it_is_told_to(offset):
+    """With the clock of a continued T5X run, steps of a shrinking gradient keep their size; from 0 on, they shrink."""
+    rng = np.random.default_rng(0)
+    value, gradients = rng.normal(size=(5, 7)), [rng.normal(size=(5, 7)) * 0.97**number for number in range(60)]
+    expected, sizes = in_numpy(value, gradients, 0.1, offset)
+    assert (min(sizes) > 0.999) == bool(offset)
+    params = {"kernel": jnp.asarray(value, jnp.float32)}
+    tx = optimizer.adafactor(constant, params, decay_offset=offset)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for gradient in gradients:
+        updates, state = update({"kernel": jnp.asarray(gradient, jnp.float32)}, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params["kernel"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("start", [0.0, -0.7])
+def test_a_scalar_moves_whatever_its_value(start):
+    params = {"temperature": {"log_scale": jnp.asarray(start)}, "kernel": jnp.ones((2, 2))}
+    steps = moved(optimizer.adafactor(constant, params), jax.tree.map(jnp.ones_like, params), params)
+    assert steps["temperature"]["log_scale"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", [optimizer.linear, optimizer.cosine])
+def test_a_decay_may_end_elsewhere_than_the_run(schedule):
+    rate = schedule(peak=1.0, num_steps=100, warmup_steps=10, decay_steps=1001)
+    np.testing.assert_allclose(rate(10), 1.0)
+    assert 0.9 < rate(99) < 1 and rate(1000) == pytest.approx(0, abs=1e-6)

@@ -80,7 +80,7 @@ def by_path(tree):
 
 
 def test_loss_gradient_norm_and_adafactors_updates_follow_the_trajectory():
-    settings = [*(f"T5Config.{size}" for size in SIZES), "TowerConfig.projection_dim=128", f"train.num_steps={NUM_STEPS}"]
+    settings = [*(f"T5Config.{size}" for size in SIZES), "TowerConfig.projection_dim=128", f"Optimization.num_steps={NUM_STEPS}"]
     recipe = read_recipe(["recipes/paper/samtone/base_sde_query.gin"], settings)
     state = recipe.init()
     step = jax.jit(recipe.train_step(state.params))

@@ -126,7 +126,7 @@ def test_what_would_fail_later_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(is_logged_in=False))
     with pytest.raises(InputError, match=r"retrieval \(no API key is configured\); run `wandb login`.*WANDB_MODE=offline"):
         wandb_log.check("retrieval")
-    with pytest.raises(InputError, match=r"train\.wandb is 'a/b/c'; it must be a project"):
+    with pytest.raises(InputError, match=r"Logging\.wandb is 'a/b/c'; it must be a project"):
         wandb_log.check("a/b/c")
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(mode="offline", is_logged_in=False))
     wandb_log.check("retrieval")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data.batches.pair_batches import Drawable, NegativesAt
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.settings import LARGEST
@@ -68,7 +67,7 @@ class JoinedStore:
 class JoinedNegatives(NamedTuple):
     """The hard negatives of each source's pairs, in the rows of joined stores."""
 
-    parts: Sequence[tuple[Drawable | None, int]]  # of each source: None where it has none, and its texts' first row
+    parts: Sequence[tuple[Any, int]]  # of each source: None where it has none, and its texts' first row
     ends: np.ndarray  # int64: the pairs up to the end of each source
 
     def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
@@ -86,7 +85,9 @@ class JoinedNegatives(NamedTuple):
         return rows
 
 
-def joined_negatives(sources: Sequence[NegativesAt], firsts: Mapping[str, Sequence[int]], num_pairs: Sequence[int]) -> NegativesAt:
+def joined_negatives(
+    sources: Sequence[Callable[[int], Mapping[str, Any]]], firsts: Mapping[str, Sequence[int]], num_pairs: Sequence[int]
+) -> Callable[[int], dict[str, JoinedNegatives]]:
     """The hard negatives of all sources.
 
     Args:

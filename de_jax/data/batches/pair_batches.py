@@ -6,60 +6,89 @@ batches from step s on are the same whether or not the earlier ones were ever ma
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import itertools
-import queue
-import threading
+import json
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.epoch_plan import EpochPlan
 from de_jax.data.batches.guide import GuideOf
 from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
+from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text import beir, input_policy
+from de_jax.data.text import beir
+from de_jax.data.text.passages import PassageStore
+from de_jax.files import folders
 from de_jax.types import PADDING_ID, Batch, InputError
-
-T = TypeVar("T")
-
-ITEMS_AHEAD = 2
-"""What `prefetch` makes before it is asked for."""
 
 # Batches and pairs by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
 _SAMPLE_BATCHES, _SAMPLE_PAIRS = 16, 8192
-
-NegativesAt = Callable[[int], Mapping[str, "Drawable"]]
-"""Those in force at a step by the name of their field in a batch, "neg_docs" or "neg_queries"; always the same names."""
+# Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
+_MAX_TRIES = 32
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
 _DOCS = ("doc", "neg_docs")
 
 
-@runtime_checkable
-class BatchesOfPairs(Protocol):
-    """Batches that can be some of a run's, with those of other sources between them."""
+class TrainingPairs(NamedTuple):
+    """Training pairs and the texts of their rows, whichever source they come from.
 
-    def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-        """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
+    Attributes:
+        name: of the data set, for messages.
+        query_store, doc_store: the texts.
+        pairs: int32 [P, 2] (query row, document row).
+        hashes: of "queries" and "docs" that the manifests of negatives must have; empty for no check.
+        passages: of documents with several passages; the best one for a query counts.
+        drop_identical_ids: a document with the id of a query is no negative of it; see `input_policy`.
+        query_tokenizer, doc_tokenizer: of the stores; None where nothing else is tokenized.
+        neg_docs, neg_queries: int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` where a pair has fewer.
+        scores: float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without.
+        dev_qrels: judgements that score checkpoints, of texts in the stores.
+        epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by default
+            every pair once.
+        own_queries: gives the text of each pair's query, as far as it is known.
+        is_part: of the corpus whose generated queries are given.
+        parts: the tasks of a folder of pairs.
+        made_from: equal for folders of pairs with equal content.
+    """
 
-        Args:
-            start: batches of these pairs before.
-            steps: the run's step of each batch, which decides the negatives that are in force; by default the batch's number.
-        """
+    name: str
+    query_store: TokenStore
+    doc_store: TokenStore
+    pairs: np.ndarray
+    hashes: Mapping[str, str] = MappingProxyType({})
+    passages: PassageStore | None = None
+    drop_identical_ids: bool = True
+    query_tokenizer: Any = None
+    doc_tokenizer: Any = None
+    neg_docs: np.ndarray | None = None
+    neg_queries: np.ndarray | None = None
+    scores: np.ndarray | None = None
+    dev_qrels: beir.Qrels | None = None
+    epoch_order: Callable[[int], np.ndarray] | None = None
+    own_queries: Callable[[], Sequence[str]] | None = None
+    is_part: bool = False
+    parts: Sequence[Any] = ()
+    made_from: str = ""
 
+    @property
+    def stores(self) -> tuple[TokenStore, TokenStore]:
+        return self.query_store, self.doc_store
 
-@runtime_checkable
-class Drawable(Protocol):
-    """Hard negatives of each pair: `Negatives`."""
-
-    def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
-        """Rows [B, drawn] for the pairs `chosen` [B], decided by `key`; `PADDING_ID` where there are too few."""
+    def fingerprint(self, dev_qrels: beir.Qrels | None) -> str:
+        """What tells the texts, the pairs and the judgements of a dev set from others."""
+        rows = hashlib.sha256(np.ascontiguousarray(self.pairs).data).hexdigest()
+        judged = json.dumps(dev_qrels, sort_keys=True) if dev_qrels is not None else ""
+        return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
 
 
 class Negatives(NamedTuple):
@@ -99,204 +128,138 @@ class DocTexts(NamedTuple):
     """(documents [B] or [B, N], pairs [B], step) -> rows of the store [B, ...] or, for several texts each, [B, ..., C]."""
 
 
-def qrel_pairs(
-    qrels: beir.Qrels, query_store: TokenStore, doc_store: TokenStore, *, min_relevance: int = 1, use: str = "train on"
-) -> Int32[np.ndarray, "P 2"]:
-    """The rows (query, document) of every pair judged at least `min_relevance`, in the order of the judgements; for some `use`.
-
-    Pairs of empty texts that the stores left out are left out too, and counted on stderr.
-
-    Raises:
-        InputError: judged texts that are not in the stores (count and examples), or no such pair.
-    """
-    judged = [(query_id, doc_id, score) for query_id, docs in qrels.items() for doc_id, score in docs.items()]
-    relevant = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
-    no_queries, no_docs = set(query_store.skipped_ids), set(doc_store.skipped_ids)
-    kept = [(query_id, doc_id) for query_id, doc_id in relevant if query_id not in no_queries and doc_id not in no_docs]
-    input_policy.tell_unused(len(relevant) - len(kept))
-    if not kept:
-        raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to {use}.")
-    columns = []
-    for name, store, text_ids in zip(("query", "document"), (query_store, doc_store), zip(*kept, strict=True), strict=True):
-        rows = store.rows_of(text_ids)
-        if (rows < 0).any():
-            unknown = dict.fromkeys(text_ids[position] for position in np.flatnonzero(rows < 0).tolist())
-            raise beir.unknown_ids(list(unknown), f"{name} ids of the qrels that are not in {store.store_dir}")
-        columns.append(rows)
-    return np.stack(columns, axis=1).astype(np.int32)
-
-
 def positives_of(pairs: Int32[np.ndarray, "P 2"], num_queries: int) -> Positives:
     """The documents of each query, from all pairs of (query row, document row)."""
     in_order = pairs[np.argsort(pairs[:, 0], kind="stable")]
     return Positives(in_order[:, 1], np.searchsorted(in_order[:, 0], np.arange(num_queries + 1)))
 
 
-def pair_batches(
-    query_store: Store,
-    doc_store: Store,
-    pairs: Int32[np.ndarray, "P 2"],
-    *,
-    batch_size: int,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    seed: int = 0,
-    unique_in_batch: bool = True,
-    pack: bool = True,
-    length_multiple: int = 32,
-    row_multiple: int = 1,
-    negatives: NegativesAt | None = None,
-    doc_texts: DocTexts | None = None,
-    positives: Positives | None = None,
-    scores: ScoresOf | None = None,
-    guide: GuideOf | None = None,
-    epoch_order: Callable[[int], np.ndarray] | None = None,
-    host_index: int = 0,
-    num_hosts: int = 1,
-) -> BatchesOfPairs:
-    """An endless, resumable stream of batches: `pair_batches(...)(start)` begins at step `start`.
+class PairBatches:
+    """An endless, resumable stream of batches: `PairBatches(...)(start)` begins at step `start`.
 
     Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
 
-    Args:
-        query_store, doc_store: the texts of the rows of `pairs`.
-        pairs: (query row, document row); see `qrel_pairs`.
-        batch_size: rows of the global batch B.
-        max_query_length, max_doc_length: tokens, special ones included; longer texts are cut.
-        seed: with the epoch's number, decides the shuffle.
-        unique_in_batch: no query and no document occurs twice in a batch, where it would be a false negative.
-        pack: lay several texts in a row, so that little work goes into padding (`layout.packed`).
-        length_multiple: without `pack`, a batch is as wide as its longest text, rounded up to a multiple of this (and at most
-            the maximum length), so that shapes are few.
-        row_multiple: the rows of packed texts of the global batch are a multiple of it.
-        negatives: hard negatives of each pair.
-        doc_texts: of the documents of `doc_store`, instead of their beginnings.
-        positives: what batches say in `positive_ids`.
-        scores: a teacher's, of the documents and the negatives of each pair.
-        guide: a guide's embeddings of all texts.
-        epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
-            default every pair once.
-        host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
-
-    Raises:
-        InputError: a batch that the pairs cannot fill or that the hosts cannot share.
+    Attributes:
+        pairs, options, share: as given.
+        negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
+        scores: a teacher's, of the documents and the negatives of each pair; None without.
     """
-    require_shares(batch_size, host_index, num_hosts)
-    plan = EpochPlan(pairs, batch_size, seed, unique_in_batch, epoch_order)
-    host_size = batch_size // num_hosts
-    host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
-    sides: dict[str, tuple[Store, int]]
-    sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
-    sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
-    def chosen_at(number: int) -> np.ndarray:
-        epoch, step = divmod(number, plan.num_batches)
-        return plan.epoch(epoch)[step]
+    def __init__(
+        self,
+        pairs: TrainingPairs,
+        options: PairsOptions,
+        share: Share = Share(),
+        *,
+        negatives: Callable[[int], Mapping[str, Any]] = lambda step: {},
+        doc_texts: DocTexts | None = None,
+        scores: ScoresOf | None = None,
+        guide: GuideOf | None = None,
+    ) -> None:
+        """Plans the first epoch, unless the batches hold pairs of other sources too.
 
-    def rows_and_texts(
-        number: int, at: int, in_force: Mapping[str, Drawable]
+        Args:
+            pairs: with their texts.
+            options: size, lengths, order and layout of a batch.
+            share: which rows of a batch this host makes.
+            negatives: hard negatives of each pair by step, with `Negatives.draw`.
+            doc_texts: of the documents of `pairs.doc_store`, instead of their beginnings.
+            scores: see above.
+            guide: a guide's embeddings of all texts.
+
+        Raises:
+            InputError: a batch that the pairs cannot fill or that the hosts cannot share.
+        """
+        require_shares(options.batch_size, share.host_index, share.num_hosts)
+        self.pairs, self.options, self.share = pairs, options, share
+        self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
+        self._plan, self._positives = None, None
+        if not share.is_joined:
+            self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            self._positives = positives_of(pairs.pairs, pairs.query_store.num_texts) if options.mask_positives else None
+        self._layouts: dict[str, layout.Layout] = {}
+
+    def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
+        """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
+
+        Args:
+            start: batches of these pairs before.
+            steps: the run's step of each batch, which decides the negatives that are in force; by default the batch's number.
+        """
+        if start < 0:
+            raise ValueError(f"the first step is {start}; steps count from 0")
+        if self._plan is None:
+            return
+        at = iter(itertools.count(start) if steps is None else steps)
+        for number, step in enumerate(at, start):
+            if not self._layouts:  # the first generation of negatives may not be there before the first batch is asked for
+                self._layouts = self._laid_out(self._first_negatives(step))
+            yield self._batch(self._plan, number, step)
+
+    def _batch(self, plan: EpochPlan, number: int, step: int) -> Batch:
+        host_size = self.options.batch_size // self.share.num_hosts
+        host_rows = slice(self.share.host_index * host_size, (self.share.host_index + 1) * host_size)
+        chosen = plan.pairs_of(number)
+        rows, encoded = self._rows_and_texts(plan, number, step, self.negatives(step))
+        texts = {name: self._layouts[name](all_texts, self.share.host_index) for name, all_texts in encoded.items()}
+        own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
+        ids = {_IDS[name]: own_rows for name, own_rows in own.items()}
+        return Batch(
+            **texts,
+            **ids,
+            positive_ids=self._positives.of(ids["query_id"]) if self._positives else None,
+            scores=self.scores(chosen[host_rows], _candidates(ids)) if self.scores else None,
+            guide=self._guide(own) if self._guide else None,
+        )
+
+    def _rows_and_texts(
+        self, plan: EpochPlan, number: int, step: int, in_force: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A global batch as rows of the stores, and the rows of the texts to encode; the latter differ if there are `doc_texts`."""
-        epoch, step = divmod(number, plan.num_batches)
-        chosen = chosen_at(number)
+        chosen, pairs = plan.pairs_of(number), self.pairs.pairs
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
         for kind, name in enumerate(_MINED):
             if name in in_force:
-                rows[name] = in_force[name].draw(chosen, (seed, epoch, step, kind))
-        if doc_texts is None:
+                rows[name] = in_force[name].draw(chosen, (self.options.seed or 0, *divmod(number, plan.num_batches), kind))
+        texts = self._doc_texts
+        if texts is None:
             return rows, rows
-        return rows, rows | {name: doc_texts.rows_of(rows[name], chosen, at) for name in _DOCS if name in rows}
+        return rows, rows | {name: texts.rows_of(rows[name], chosen, step) for name in _DOCS if name in rows}
 
-    found: dict[str, layout.Layout] = {}
-
-    def layouts(start: int) -> dict[str, layout.Layout]:
-        if not found:  # the first generation of negatives may not be there before the first batch is asked for
-            found.update(laid_out(first_negatives(start)))
-        return found
-
-    def first_negatives(start: int) -> Mapping[str, Drawable]:
-        if negatives is None:
-            return {}
+    def _first_negatives(self, start: int) -> Mapping[str, Any]:
         try:
-            return negatives(0)
+            return self.negatives(0)
         except InputError as error:
             if not start:
                 raise
-            here = negatives(start)  # raises its own error
+            here = self.negatives(start)  # raises its own error
             warnings.warn(f"{error} Batches are packed as step {start} needs it, so results may differ by rounding.", stacklevel=2)
             return here
 
-    def laid_out(first: Mapping[str, Drawable]) -> dict[str, layout.Layout]:
-        sample = [rows_and_texts(number, number, first)[1] for number in range(max(_SAMPLE_BATCHES, _SAMPLE_PAIRS // batch_size))]
-
-        def layout_of(name: str) -> layout.Layout:
-            if not pack:
-                return layout.padded(*sides[name], length_multiple=length_multiple, num_hosts=num_hosts)
-            rows = [batch[name] for batch in sample]
-            changes = name in _MINED  # with every generation
-            return layout.packed(*sides[name], sample=rows, changes=changes, row_multiple=row_multiple, num_hosts=num_hosts)
-
-        return {name: layout_of(name) for name in sample[0]}
-
-    def batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-        if start < 0:
-            raise ValueError(f"the first step is {start}; steps count from 0")
-        at = iter(itertools.count(start) if steps is None else steps)
-        for number, step in enumerate(at, start):
-            lay_out = layouts(step)
-            rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
-            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
-            own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
-            ids = {_IDS[name]: own_rows for name, own_rows in own.items()}
-            yield Batch(
-                **texts,
-                **ids,
-                positive_ids=positives.of(ids["query_id"]) if positives else None,
-                scores=scores(chosen_at(number)[host_rows], _candidates(ids)) if scores else None,
-                guide=guide(own) if guide else None,
-            )
-
-    return batches
-
-
-def prefetch(iterator: Iterator[T], *, ahead: int = ITEMS_AHEAD) -> Generator[T]:
-    """Yields what `iterator` yields, made up to `ahead` in advance by a background thread.
-
-    An exception of `iterator` is raised here, in its place. Closing the generator ends the thread.
-    """
-    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=ahead)
-    stopped = threading.Event()
-
-    def put(kind: str, value: object) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put((kind, value), timeout=0.1)
-            except queue.Full:
-                continue
-
-    def produce() -> None:
-        try:
-            for item in iterator:
-                put("item", item)
-                if stopped.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:
-            put("error", error)
-
-    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value  # type: ignore[misc]
-            yield value  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()
+    def _laid_out(self, first: Mapping[str, Any]) -> dict[str, layout.Layout]:
+        """How the texts of each field lie in all batches, by those of the first ones."""
+        assert self._plan is not None
+        options, share, doc_texts = self.options, self.share, self._doc_texts
+        sides: dict[str, tuple[Store, int]] = {
+            "query": (self.pairs.query_store, options.max_query_length),
+            "doc": (doc_texts.store if doc_texts else self.pairs.doc_store, options.max_doc_length),
+        }
+        sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
+        numbers = range(max(_SAMPLE_BATCHES, _SAMPLE_PAIRS // options.batch_size))
+        sample = [self._rows_and_texts(self._plan, number, number, first)[1] for number in numbers]
+        found = {}
+        for name in sample[0]:
+            if options.pack:
+                found[name] = layout.packed(
+                    *sides[name],
+                    sample=[batch[name] for batch in sample],
+                    changes=name in _MINED,  # with every generation
+                    row_multiple=share.row_multiple,
+                    num_hosts=share.num_hosts,
+                )
+            else:
+                found[name] = layout.padded(*sides[name], length_multiple=options.length_multiple, num_hosts=share.num_hosts)
+        return found
 
 
 def _candidates(ids: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
@@ -306,7 +269,145 @@ def _candidates(ids: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
 
 def require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
     """Raises InputError for a batch that the hosts cannot share."""
-    if batch_size < 1 or batch_size % num_hosts:
+    if batch_size % num_hosts:
         raise InputError(f"batch_size {batch_size} is not divisible by the {num_hosts} hosts; take a multiple of {num_hosts}.")
     if not 0 <= host_index < num_hosts:
         raise ValueError(f"host_index {host_index} of {num_hosts} hosts")
+
+
+class EpochPlan:
+    """Which pairs make up which batch of an epoch. Holds the last plan, as consecutive batches come from one epoch.
+
+    Attributes:
+        num_batches: of an epoch, the same for all.
+    """
+
+    def __init__(
+        self,
+        pairs: np.ndarray,
+        batch_size: int,
+        seed: int,
+        unique_in_batch: bool,
+        epoch_order: Callable[[int], np.ndarray] | None = None,
+    ) -> None:
+        """Plans the first epoch; the arguments are those of `PairsOptions` and `TrainingPairs`.
+
+        Raises:
+            InputError: not even one batch can be filled.
+        """
+        self._pairs = pairs.astype(np.int64)
+        self._batch_size = batch_size
+        self._seed = seed
+        self._unique = unique_in_batch
+        self._order = epoch_order
+        _require_enough(pairs, batch_size, unique_in_batch)
+        self._first = self._full_batches(0)
+        self._latest = (0, self._first)
+        self.num_batches = len(self._first)
+        if not self.num_batches:
+            raise InputError(
+                f"no batch of {batch_size} pairs without a repeated query or document was found; "
+                "take a smaller batch_size, or unique_in_batch=False."
+            )
+
+    def epoch(self, number: int) -> Int64[np.ndarray, "S B"]:
+        """Rows of `pairs`, one batch per row."""
+        known, plan = self._latest
+        if known == number:
+            return plan
+        plan = self._full_batches(number)
+        # Where repeated texts leave this shuffle with fewer full batches than the first, some are seen twice.
+        plan = plan[np.arange(self.num_batches) % len(plan)] if len(plan) else self._first
+        self._latest = (number, plan)
+        return plan
+
+    def pairs_of(self, number: int) -> Int64[np.ndarray, " B"]:
+        """The rows of `pairs` in a batch, by the number of batches before it."""
+        epoch, place = divmod(number, self.num_batches)
+        return self.epoch(epoch)[place]
+
+    def _full_batches(self, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((self._seed, epoch))
+        order = rng.permutation(len(self._pairs)) if self._order is None else self._order(epoch)
+        return full_batches(self._pairs, order, self._batch_size, self._unique)
+
+
+def full_batches(
+    pairs: Int64[np.ndarray, "P 2"], order: Int64[np.ndarray, " O"], batch_size: int, unique_in_batch: bool
+) -> Int64[np.ndarray, "S B"]:
+    """Rows of `pairs` in an order, one batch per row; where none may hold a text twice, as many as are found."""
+    batch = np.arange(len(order)) // batch_size
+    queries, docs = pairs[order].T
+    displaced = _repeats(batch, queries) | _repeats(batch, docs) if unique_in_batch else np.zeros(len(order), bool)
+    if displaced.any():
+        batch = _rehouse(batch, queries, docs, displaced, batch_size)
+        order = order[np.argsort(batch, kind="stable")[np.count_nonzero(batch < 0) :]]
+    full = len(order) // batch_size
+    return order[: full * batch_size].reshape(full, batch_size)
+
+
+def _rehouse(batch: np.ndarray, queries: np.ndarray, docs: np.ndarray, displaced: np.ndarray, batch_size: int) -> np.ndarray:
+    """Moves displaced pairs into batches where their query and document are new; dissolves batches that cannot be filled.
+
+    Args:
+        batch, queries, docs: [P] each pair's batch and texts, in shuffled order.
+        displaced: [P] pairs that repeat a text of their batch.
+        batch_size: pairs of a full batch.
+
+    Returns:
+        [P] the batch of each pair; -1 for a pair that has none. Every batch that is left is full.
+    """
+    batch = np.where(displaced, -1, batch)
+    size = np.bincount(batch[batch >= 0], minlength=int(batch.max()) + 1)
+    members: dict[int, list[int]] = {index: [] for index in np.flatnonzero(size < batch_size).tolist()}
+    for pair in np.flatnonzero((batch >= 0) & (size[batch] < batch_size)).tolist():
+        members[int(batch[pair])].append(pair)
+    query_of, doc_of = queries.tolist(), docs.tolist()
+    held = {index: ({query_of[i] for i in pairs}, {doc_of[i] for i in pairs}) for index, pairs in members.items()}
+    unfilled = collections.deque(members)
+    homeless = np.flatnonzero(displaced).tolist()
+    by_size: list[int] | None = None
+    while unfilled:
+        for pair in homeless:
+            for _ in range(min(_MAX_TRIES, len(unfilled))):
+                index = unfilled[0]
+                held_queries, held_docs = held[index]
+                if query_of[pair] not in held_queries and doc_of[pair] not in held_docs:
+                    held_queries.add(query_of[pair])
+                    held_docs.add(doc_of[pair])
+                    members[index].append(pair)
+                    batch[pair] = index
+                    if len(members[index]) == batch_size:
+                        unfilled.popleft()
+                    break
+                unfilled.rotate(-1)
+        # The emptiest batch gives its pairs to the others.
+        by_size = by_size or sorted(unfilled, key=lambda index: len(members[index]), reverse=True)
+        while by_size and len(members[by_size[-1]]) == batch_size:
+            by_size.pop()
+        if by_size:
+            unfilled.remove(by_size[-1])
+            homeless = members.pop(by_size.pop())
+            batch[homeless] = -1
+    return batch
+
+
+def _repeats(batch: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """[P] whether the text of a pair already stands in an earlier pair of its batch."""
+    _, first = np.unique(batch * (int(texts.max()) + 1) + texts, return_index=True)
+    repeats = np.ones(len(texts), dtype=bool)
+    repeats[first] = False
+    return repeats
+
+
+def _require_enough(pairs: np.ndarray, batch_size: int, unique_in_batch: bool) -> None:
+    """Raises InputError where not even one batch can be filled, whatever the shuffle."""
+    if batch_size > len(pairs):
+        raise InputError(f"batch_size {batch_size} is more than the {len(pairs)} training pairs; take a smaller one.")
+    for name, column in zip(("queries", "documents"), pairs.T, strict=True):
+        distinct = len(np.unique(column)) if unique_in_batch else batch_size
+        if distinct < batch_size:
+            raise InputError(
+                f"batch_size {batch_size} is more than the {distinct} different {name} of the training pairs; "
+                "take a smaller one, or unique_in_batch=False."
+            )

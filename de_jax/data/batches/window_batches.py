@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.epoch_plan import full_batches
-from de_jax.data.batches.pair_batches import BatchesOfPairs, prefetch, require_shares
+from de_jax.data.batches.pair_batches import full_batches, require_shares
+from de_jax.data.batches.prefetch import prefetch
+from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text import input_policy
@@ -95,21 +96,8 @@ def stream(shards: Shards, position: int, *, seed: int) -> Iterator[Examples]:
 
 
 def window_batches(
-    shards: Shards,
-    tokenizers: Mapping[str, Tokenizer],
-    *,
-    batch_size: int,
-    window: int,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    seed: int = 0,
-    unique_in_batch: bool = True,
-    pack: bool = True,
-    length_multiple: int = 32,
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
-) -> BatchesOfPairs:
+    shards: Shards, tokenizers: Mapping[str, Tokenizer], window: int, options: PairsOptions, share: Share = Share()
+) -> Callable[..., Iterator[Batch]]:
     """An endless, resumable stream of batches: `window_batches(...)(start)` begins at step `start`.
 
     Memory holds two to three windows. Ids of texts are 31-bit hashes of their ids, or of their tokens where there are no ids.
@@ -117,21 +105,21 @@ def window_batches(
     Args:
         shards: the source.
         tokenizers: of "query" and "doc".
-        batch_size: rows of the global batch B.
         window: examples that are shuffled together; rounded down to whole batches, at least one.
-        unique_in_batch: no text occurs twice in a batch as far as its window allows; the pairs that are left over fill the window's
-            last batches.
-        max_query_length, max_doc_length, seed, pack, length_multiple, row_multiple, host_index, num_hosts: see `pair_batches`.
+        options: of batches. No text occurs twice in a batch of unique texts as far as its window allows; the pairs that are left
+            over fill the window's last batches.
+        share: which rows of a batch this host makes.
 
     Raises:
         InputError: a batch that the hosts cannot share; later, a source without pairs, or an empty text.
     """
-    require_shares(batch_size, host_index, num_hosts)
+    batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
+    require_shares(batch_size, share.host_index, num_hosts)
     num_batches = max(1, window // batch_size)
     skip_option = input_policy.option("skip_empty")
     host_size = batch_size // num_hosts
-    host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
-    max_lengths = {"query": max_query_length, "doc": max_doc_length}
+    host_rows = slice(share.host_index * host_size, (share.host_index + 1) * host_size)
+    max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
 
     def windows(first: int, size: int) -> Generator[_Window]:
         chunks = prefetch(stream(shards, first * size, seed=seed), ahead=max(1, size // 1024))
@@ -146,15 +134,15 @@ def window_batches(
         found.close()
         sample = list(np.arange(len(first.ids)).reshape(-1, batch_size))
         shape = functools.partial(layout.packing, sample=sample, changes=True, holds_any=True)
-        shape = functools.partial(shape, row_multiple=row_multiple, num_hosts=num_hosts)
+        shape = functools.partial(shape, row_multiple=share.row_multiple, num_hosts=num_hosts)
         return {name: shape(first.stores[name], max_lengths[name]) for name in SIDES}
 
     known_packings: dict[str, layout.Packing] = {}
 
     def layouts(found: _Window) -> dict[str, layout.Layout]:
-        if not pack:
-            options = {"length_multiple": length_multiple, "num_hosts": num_hosts}
-            return {name: layout.padded(found.stores[name], max_lengths[name], **options) for name in SIDES}
+        if not options.pack:
+            shape = {"length_multiple": options.length_multiple, "num_hosts": num_hosts}
+            return {name: layout.padded(found.stores[name], max_lengths[name], **shape) for name in SIDES}
         known_packings.update(known_packings or packings())
         return {
             name: layout.packed_as(known_packings[name], found.stores[name], max_lengths[name], num_hosts=num_hosts)
@@ -167,8 +155,8 @@ def window_batches(
         first_window, first_batch = divmod(start, num_batches)
         for number, found in enumerate(windows(first_window, num_batches * batch_size), first_window):
             lay_out = layouts(found)
-            for chosen in _plan(found.ids, batch_size, (seed, number, 1), unique_in_batch)[first_batch:]:
-                query, doc = (lay_out[name](chosen, host_index) for name in SIDES)
+            for chosen in _plan(found.ids, batch_size, (seed, number, 1), options.unique_in_batch)[first_batch:]:
+                query, doc = (lay_out[name](chosen, share.host_index) for name in SIDES)
                 ids = found.ids[chosen[host_rows]]
                 yield Batch(query, doc, query_id=ids[:, 0], doc_id=ids[:, 1])
             first_batch = 0

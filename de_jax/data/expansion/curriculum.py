@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,6 @@ from jaxtyping import Float64, Int, Int32
 from de_jax.data.expansion.generated_queries import fingerprint
 from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
-from de_jax.data.text import beir
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
@@ -40,8 +38,8 @@ _PAIRS = 4096
 """Ranked before they are written."""
 _SIGNS, _KINDS_OF_SIGNS = ".,;:!?'\"", ("Pd", "Ps", "Pe", "Pi", "Pf")
 """Punctuation without the signs that a word can end in, as in C++ and C#; the kinds are dashes, brackets and quotes."""
-GOLD, NONE = -2, -1
-"""In the place of a generated query's index: the pair's own query, and no query at all."""
+NONE = -1
+"""In the place of a generated query's index: no query at all."""
 
 Strategy = Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"]
 STRATEGIES = get_args(Strategy)
@@ -71,14 +69,14 @@ class Curriculum:
         num_steps: updates in which the groups are gone through; None for those of the run.
         num_groups: K.
         k: of "top_k" and "bottom_k".
-        seed: of the draws.
+        seed: of the draws; None follows the run's.
     """
 
     strategy: Strategy = "curriculum"
     num_steps: PositiveInt | None = None
     num_groups: PositiveInt = 3
     k: PositiveInt = 10
-    seed: Seed = 0
+    seed: Seed | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -95,19 +93,17 @@ class Curriculum:
         return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
 
     def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
-        """The index of the query that each pair's document gets at a step, or `GOLD`, or `NONE` where it has none.
+        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
 
         Args:
             ranked: of all pairs.
             pairs: numbers of pairs; draws of one do not depend on the others.
             step: updates already done.
         """
-        if self.strategy == "gold":
-            return np.full(len(pairs), GOLD, np.int32)
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
         first, last = self._bounds(counts, step)
-        place = first + (_uniform(self.seed, step, pairs) * (last - first)).astype(np.int64)
+        place = first + (_uniform(self.seed or 0, step, pairs) * (last - first)).astype(np.int64)
         has_any = counts > 0
         found = ranked.order[np.where(has_any, starts + place, 0)] if len(ranked.order) else 0
         return np.where(has_any, found, NONE).astype(np.int32)
@@ -174,50 +170,6 @@ def _is_kept(character: str) -> bool:
     return not is_sign and not unicodedata.combining(character)
 
 
-def ranked_pairs(
-    dataset_dir: str | Path,
-    split: str,
-    expansion: str | Path,
-    *,
-    measure: str = "rouge_l",
-    score_file: str | Path = "",
-    skip_empty: bool = False,
-    cache_dir: str | Path | None = None,
-) -> RankedQueries:
-    """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
-
-    Args:
-        dataset_dir: the corpus that the expansion is of, with the pairs' queries and judgements.
-        split: whose judgements are the pairs.
-        expansion: a folder, or a single file.
-        measure: a name out of `relevance.MEASURES`.
-        score_file: scores in its place, see `relevance.ScoreFile`.
-        skip_empty: pairs of empty texts are left out, as `batches.qrel_pairs` leaves them out.
-        cache_dir: see `ranked_texts`.
-
-    Raises:
-        InputError: an unknown measure, or what reading the files raises.
-    """
-    queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
-    qrels_file = beir.find_qrels(dataset_dir, split)
-
-    def read() -> tuple[list[tuple[str, str]], list[str]]:
-        every = functools.partial(beir.iter_all, skip_empty=skip_empty)
-        golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
-        empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
-        pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
-        if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
-            raise InputError(f"{qrels_file} judges the query {unknown}, which {queries_file} lacks; give matching files.")
-        if skip_empty:
-            pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
-        return pairs, [golds[query_id] for query_id, _ in pairs]
-
-    hashes = [outputs.sha256_of(queries_file), outputs.sha256_of(qrels_file)]
-    if skip_empty:
-        hashes.append(outputs.sha256_of(docs_file))
-    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file, cache_dir=cache_dir)
-
-
 def ranked_texts(
     read: Callable[[], tuple[Sequence[tuple[str, str]], Sequence[str]]],
     hashes: Sequence[str],
@@ -227,13 +179,18 @@ def ranked_texts(
     score_file: str | Path = "",
     cache_dir: str | Path | None = None,
 ) -> RankedQueries:
-    """The ranking of pairs from anywhere, as `ranked_pairs` does it for those of a BEIR folder.
+    """The ranking of training pairs; kept beside the expansion.
 
     Args:
         read: gives the ids (query, document) of the pairs, and each pair's query.
         hashes: change whenever that does.
-        expansion, measure, score_file: of `ranked_pairs`.
+        expansion: a folder, or a single file.
+        measure: a name out of `relevance.MEASURES`.
+        score_file: scores in its place, see `relevance.ScoreFile`.
         cache_dir: holds the expansion's texts, see `query_texts.queries_by_row`; default that of the stores of texts.
+
+    Raises:
+        InputError: an unknown measure, or what reading the files raises.
     """
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")

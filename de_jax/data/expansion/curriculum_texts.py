@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
-from de_jax.data.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, WithGolds, tokenized_queries
-from de_jax.data.expansion.query_texts import QueryTexts, queries_by_row
-from de_jax.data.expansion.relevance import Measure
+from de_jax.data.batches.pair_batches import TrainingPairs
+from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, ranked_texts, usable_queries
+from de_jax.data.expansion.document_texts import TextsWithOneQuery
+from de_jax.data.expansion.query_texts import QueryTokens, gold_queries, queries_by_row, tokenized_queries
+from de_jax.data.expansion.relevance import MEASURES, Measure
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.types import PADDING_ID, InputError
 
 _KEPT = 1 << 17
@@ -37,10 +38,10 @@ class CurriculumTexts:
         self,
         docs: TokenStore,
         pairs: Int[np.ndarray, "P 2"],
-        generated: GeneratedQueries,
-        queries: QueryTexts,
+        tokens: QueryTokens,
+        queries: Sequence[Sequence[str]],
         golds: Sequence[str],
-        ranked: RankedQueries,
+        ranked: RankedQueries | None,
         curriculum: Curriculum,
         measure: Measure,
         *,
@@ -51,19 +52,19 @@ class CurriculumTexts:
         Args:
             docs: of the corpus.
             pairs: rows (query, document) that are trained on.
-            generated: the queries of every document as tokens, with those of its pairs after them for the strategy "gold".
+            tokens: the queries of every document; for the strategy "gold" those of its pairs.
             queries: the generated ones as text.
             golds: each pair's own query.
-            ranked: of each pair.
+            ranked: of each pair; None for "gold".
             curriculum: the strategy and its settings.
             measure: of relevance, for hard negatives.
             max_query_length: tokens of a query, beyond which it is cut.
         """
         self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
-        self._of_negatives = dataclasses.replace(curriculum, seed=(curriculum.seed + 1) % 2**32)
-        self.store = TextsWithOneQuery(docs, generated, max_query_length=max_query_length)
-        self._gold_indices = _places_among_equals(pairs[:, 1]) + queries.counts[pairs[:, 1]]
+        self._of_negatives = dataclasses.replace(curriculum, seed=((curriculum.seed or 0) + 1) % 2**32)
+        self.store = TextsWithOneQuery(docs, tokens, max_query_length=max_query_length)
+        self._gold_indices = _places_among_equals(pairs[:, 1])
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
     def check_room(self, max_length: int) -> None:
@@ -90,8 +91,7 @@ class CurriculumTexts:
             step: of training, from 0.
         """
         if doc_rows.ndim == 1:
-            indices = self._curriculum.choose(self._ranked, chosen, step)
-            indices = np.where(indices == GOLD, self._gold_indices[chosen], indices)
+            indices = self._gold_indices[chosen] if self._ranked is None else self._curriculum.choose(self._ranked, chosen, step)
         else:
             indices = self._of_negatives.choose(self._ranked_negatives(doc_rows, chosen), np.arange(doc_rows.size), step)
             indices = indices.reshape(doc_rows.shape)
@@ -99,7 +99,6 @@ class CurriculumTexts:
         return np.where(doc_rows == PADDING_ID, PADDING_ID, rows).astype(np.int32)
 
     def _ranked_negatives(self, doc_rows: np.ndarray, chosen: np.ndarray) -> RankedQueries:
-        assert self._curriculum.strategy != "gold", "hard negatives have no query of the pair"
         nothing = np.zeros(0, np.int32)
         orders = [
             nothing if doc == PADDING_ID else self._order(int(pair), int(doc))
@@ -116,39 +115,37 @@ class CurriculumTexts:
 
 
 def open_expansion(
-    expansion: str | Path,
-    docs: TokenStore,
-    pairs: Int[np.ndarray, "P 2"],
-    golds: Sequence[str],
-    ranked: RankedQueries,
-    curriculum: Curriculum,
-    measure: Measure,
-    *,
-    tokenizer: Tokenizer,
-    max_query_length: int,
-    cache_dir: Path,
-    is_part: bool = False,
-    has_neg_docs: bool = False,
+    pairs: TrainingPairs, options: PairsOptions, curriculum: Curriculum, *, has_neg_docs: bool = False, cache_dir: Path
 ) -> CurriculumTexts:
-    """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
+    """The documents of a corpus with the queries that a curriculum chooses, which are tokenized on first use.
 
     Args:
-        expansion: see `query_texts.queries_by_row`.
-        tokenizer: of the document tower.
-        cache_dir: holds their texts and tokens.
-        is_part: `docs` may be a part of the expansion's corpus.
-        has_neg_docs: hard negatives are expanded too. Without them only queries of documents of `pairs` become tokens.
-        docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
+        pairs: with their tokenizers and their own queries.
+        options: of the source.
+        curriculum: with the number of its steps.
+        has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
+        cache_dir: holds texts and tokens of queries.
 
     Raises:
         InputError: an expansion that is of another corpus, damaged or without queries.
     """
-    only = None if has_neg_docs else np.unique(pairs[:, 1])
-    queries = queries_by_row(expansion, docs.ids, cache_dir, is_part=is_part, only=only)
-    is_gold = curriculum.strategy == "gold"
-    as_tokens = WithGolds(queries, golds, pairs) if is_gold else queries
-    generated = tokenized_queries(as_tokens, tokenizer, cache_dir, with_repeated=is_gold)
-    return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
+    assert pairs.own_queries is not None
+    docs, golds, measure = pairs.doc_store, pairs.own_queries(), MEASURES[options.relevance]
+    make = functools.partial(CurriculumTexts, docs, pairs.pairs, max_query_length=options.max_generated_length)
+    if curriculum.strategy == "gold":
+        tokens = gold_queries(golds, pairs.pairs[:, 1], docs.num_texts, pairs.doc_tokenizer)
+        return make(tokens, (), golds, None, curriculum, measure)
+    only = None if has_neg_docs else np.unique(pairs.pairs[:, 1])
+    queries = queries_by_row(options.expansion, docs.ids, cache_dir, is_part=pairs.is_part, only=only)
+    ranked = ranked_texts(
+        lambda: ([(pairs.query_store.ids[query], docs.ids[doc]) for query, doc in pairs.pairs.tolist()], golds),
+        [pairs.fingerprint(None), hashlib.sha256("\n".join(golds).encode()).hexdigest()],
+        options.expansion,
+        measure=options.relevance,
+        score_file=options.relevance_file,
+        cache_dir=cache_dir,
+    )
+    return make(tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), queries, golds, ranked, curriculum, measure)
 
 
 def check(options: PairsOptions, *, has_neg_docs: bool) -> None:

@@ -10,103 +10,22 @@ tokenized twice.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64
 
-from de_jax.data.expansion import query_tokens
-from de_jax.data.expansion.curriculum import NONE, usable_queries
-from de_jax.data.expansion.query_texts import QueryTexts
-from de_jax.data.expansion.query_tokens import QUERY_TOKENS, QueryTokens
+from de_jax.data.expansion.curriculum import usable_queries
+from de_jax.data.expansion.query_texts import QueryTokens
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageIds
-from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
-from de_jax.files import folders
+from de_jax.data.text.tokenizing import PAD_ID
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError
 
 _TEXTS, _DOCS = 1 << 17, 1 << 14
 """Texts whose lengths are computed at a time, and documents whose queries' lengths are read."""
-
-
-class GeneratedQueries(NamedTuple):
-    """The generated queries of a corpus as tokens; document d's are numbers [firsts[d], firsts[d + 1])."""
-
-    store: QueryTokens
-    firsts: np.ndarray  # int64 [n + 1]
-    usable: Callable[[int], np.ndarray]  # the indices of a document's queries that are not blank and not there before
-
-    def rows_of(self, doc_rows: Int[np.ndarray, " r"], indices: Int[np.ndarray, " r"]) -> np.ndarray:
-        """The number of each document's query with that index; `PADDING_ID` for an index of `curriculum.NONE`."""
-        return np.where(indices == NONE, PADDING_ID, self.firsts[doc_rows] + indices)
-
-
-def tokenized_queries(
-    queries: Sequence[Sequence[str]], tokenizer: Tokenizer, cache_dir: str | Path, *, with_repeated: bool = False
-) -> GeneratedQueries:
-    """Tokenizes the queries of every document, once; kept in the cache, memory-mapped.
-
-    Args:
-        queries: of each document of the corpus; see `query_texts.queries_by_row`.
-        tokenizer: the document tower's.
-        cache_dir: holds the tokens.
-        with_repeated: of blank and repeated queries too.
-    """
-    counts, made_from = _described(queries)
-    if not counts.any():
-        raise InputError("the expansion holds no query; generate some.")
-    made_from += " with repeated" * with_repeated
-    folder = Path(cache_dir) / f"generated-{folders.key_of(str(QUERY_TOKENS.format), made_from, tokenizer.fingerprint)}"
-
-    def wanted(own: Sequence[str]) -> np.ndarray:
-        return np.arange(len(own)) if with_repeated else usable_queries(own, "")
-
-    store = query_tokens.built(folder, queries, counts, tokenizer, made_from=made_from, wanted=wanted)
-    return GeneratedQueries(store, np.concatenate([[0], np.cumsum(counts)]), lambda row: usable_queries(queries[row], ""))
-
-
-def _described(queries: Sequence[Sequence[str]]) -> tuple[Int64[np.ndarray, " n"], str]:
-    """How many queries each document has, and what tells them from others; of mapped ones without reading them."""
-    if isinstance(queries, QueryTexts | WithGolds):
-        return queries.counts, queries.fingerprint
-    digest = hashlib.sha256()
-    for own in queries:
-        digest.update("\n".join([str(len(own)), *own, ""]).encode())
-    return np.array([len(own) for own in queries], np.int64), digest.hexdigest()
-
-
-class WithGolds(Sequence[list[str]]):
-    """Each document's generated queries, and after them the queries of its pairs, in the order of the pairs.
-
-    Attributes:
-        counts, fingerprint: as of `QueryTexts`.
-    """
-
-    def __init__(self, queries: QueryTexts, golds: Sequence[str], pairs: Int[np.ndarray, "P 2"]) -> None:
-        self._queries, self._golds = queries, golds
-        self._order = np.argsort(pairs[:, 1], kind="stable")
-        self._firsts = np.searchsorted(pairs[self._order, 1], np.arange(len(queries) + 1))
-        self.counts = queries.counts + np.diff(self._firsts)
-        digest = hashlib.sha256(queries.fingerprint.encode() + np.asarray(pairs, "<i8").tobytes())
-        digest.update("\n".join(golds).encode())
-        self.fingerprint = digest.hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._queries)
-
-    @overload
-    def __getitem__(self, row: int) -> list[str]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[list[str]]: ...
-    def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        own = self._order[self._firsts[row] : self._firsts[row + 1]]
-        return [*self._queries[row], *(self._golds[pair] for pair in own.tolist())]
 
 
 class _Expander(NamedTuple):
@@ -153,15 +72,15 @@ class _Expander(NamedTuple):
         _write_same(padded, places, column, separator, np.ones(len(places), bool))
         return padded
 
-    def longest_with_one(self, firsts: Int64[np.ndarray, " n_and_1"], max_length: int) -> int:
+    def longest_with_one(self, max_length: int) -> int:
         """Tokens of the longest text of a document alone or with one of its queries, after cutting the document to `max_length`.
 
         The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
         """
-        room, separator, longest = max_length - self._num_specials(), len(self.docs.suffix_ids), 0
+        firsts, room, separator, longest = self.queries.firsts, max_length - self._num_specials(), len(self.docs.suffix_ids), 0
         for start in range(0, len(firsts) - 1, _DOCS):
             own = firsts[start : start + _DOCS + 1]
-            queries = np.minimum(self.queries.lengths[own[0] : own[-1]], self.max_query_length).astype(np.int64)
+            queries = np.minimum(np.diff(self.queries.offsets[own[0] : own[-1] + 1]), self.max_query_length)
             queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
             docs = np.diff(self.docs.offsets[start : start + len(own)])
             has_any = np.diff(own) > 0
@@ -173,8 +92,8 @@ class _Expander(NamedTuple):
     def share_without_room(self, max_length: int) -> float:
         """What part of the queries do not fit with one token of a document before them."""
         room, separator, num_fit, num_queries = max_length - self._num_specials(), len(self.docs.suffix_ids), 0, 0
-        for start in range(0, len(self.queries.lengths), _TEXTS):
-            lengths = np.minimum(self.queries.lengths[start : start + _TEXTS], self.max_query_length).astype(np.int64)
+        for start in range(0, len(self.queries.offsets) - 1, _TEXTS):
+            lengths = np.minimum(np.diff(self.queries.offsets[start : start + _TEXTS + 1]), self.max_query_length)
             num_fit += int(np.count_nonzero((lengths > 0) & (lengths + separator < room)))
             num_queries += int(np.count_nonzero(lengths))
         return 1 - num_fit / num_queries if num_queries else 0.0
@@ -184,8 +103,9 @@ class _Expander(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Tokens of the document [r], of each query [r, S], of the separators between them [r], and where queries begin [r, S]."""
         room = max_length - self._num_specials()
-        starts, queries = (found.reshape(query_rows.shape) for found in self.queries.spans(query_rows.reshape(-1)))
-        queries = np.minimum(queries, self.max_query_length)
+        numbers, offsets = np.maximum(query_rows, 0), self.queries.offsets
+        starts = offsets[numbers]
+        queries = np.where(query_rows >= 0, np.minimum(offsets[numbers + 1] - starts, self.max_query_length), 0)
         separator = len(self.docs.suffix_ids)
         # A query that does not fit with one token of the document before it is left out, as are those after it.
         fits = np.cumsum(queries + separator * (queries > 0), axis=1) < room
@@ -277,19 +197,19 @@ class TextsWithOneQuery:
         num_texts: of all documents and queries.
     """
 
-    def __init__(self, docs: TokenStore, generated: GeneratedQueries, *, max_query_length: int = 32) -> None:
+    def __init__(self, docs: TokenStore, queries: QueryTokens, *, max_query_length: int = 32) -> None:
         """Says which texts there are; nothing is copied.
 
         Args:
-            docs, generated: of the corpus, by the same tokenizer.
+            docs, queries: of the corpus, by the same tokenizer.
             max_query_length: tokens of a query, beyond which it is cut.
 
         Raises:
             InputError: different vocabularies, no room for a query, or more texts than batches can number.
         """
-        self._expander = _Expander(docs, generated.store, max_query_length)
+        self._expander = _Expander(docs, queries, max_query_length)
         self._expander.check()
-        self._firsts = generated.firsts
+        self._firsts = queries.firsts
         self.bare = np.arange(len(self._firsts) - 1) + self._firsts[:-1]
         self.num_texts = len(self.bare) + int(self._firsts[-1])
         if self.num_texts > LARGEST:
@@ -302,7 +222,7 @@ class TextsWithOneQuery:
         """Tokens of each text after truncation, looked up when asked for."""
         return _Lengths(
             lambda rows: self._expander.lengths(*self._texts(rows), max_length),
-            lambda: self._expander.longest_with_one(self._firsts, max_length),
+            lambda: self._expander.longest_with_one(max_length),
         )
 
     def share_without_room(self, max_length: int) -> float:
@@ -321,35 +241,40 @@ class TextsWithOneQuery:
         return doc_rows, np.where(indices < 0, PADDING_ID, self._firsts[doc_rows] + indices)[:, None]
 
 
-def corpus_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
-    """S views of each document, each with one of its first S queries; a document with none is there once, alone."""
-    chosen, counts, indices = _first_usable(docs, generated, num_queries), np.empty(docs.num_texts, np.int64), []
-    for start in range(0, docs.num_texts, _DOCS):
-        block = [own if len(own) else np.array([NONE], np.int32) for own in itertools.islice(chosen, _DOCS)]
-        counts[start : start + _DOCS] = [len(own) for own in block]
-        indices.append(np.concatenate(block))
-    doc_rows = np.repeat(np.arange(docs.num_texts), counts)
-    query_rows = generated.rows_of(doc_rows, np.concatenate(indices))
-    return ExpandedTexts(docs, generated.store, doc_rows, query_rows[:, None], **options)
+def corpus_expansion(
+    docs: TokenStore, queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int, **options: int
+) -> ExpandedTexts:
+    """S views of each document, each with one of its first S queries; a document with none is there once, alone.
+
+    Args:
+        docs: of the corpus.
+        queries, texts: those of each document, as tokens and as texts.
+        num_queries: S; blank queries and repetitions are passed over.
+        options: of `ExpandedTexts`.
+    """
+    chosen = [numbers if len(numbers) else np.array([PADDING_ID]) for numbers in _first_usable(queries, texts, num_queries)]
+    doc_rows = np.repeat(np.arange(docs.num_texts), [len(numbers) for numbers in chosen])
+    return ExpandedTexts(docs, queries, doc_rows, np.concatenate(chosen)[:, None], **options)
 
 
-def document_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
-    """Each document once, with its first S queries one after another.
+def document_expansion(
+    docs: TokenStore, queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int, **options: int
+) -> ExpandedTexts:
+    """Each document once, with its first S queries one after another; arguments as of `corpus_expansion`.
 
     A retriever trained with one query and searched with this is the paper's asymmetric expansion.
     """
-    indices = np.full((docs.num_texts, num_queries), NONE)
-    for row, own in enumerate(_first_usable(docs, generated, num_queries)):
-        indices[row, : len(own)] = own
-    doc_rows = np.repeat(np.arange(docs.num_texts), num_queries)
-    query_rows = generated.rows_of(doc_rows, indices.reshape(-1)).reshape(indices.shape)
-    return ExpandedTexts(docs, generated.store, np.arange(docs.num_texts), query_rows, **options)
+    query_rows = np.full((docs.num_texts, num_queries), PADDING_ID)
+    for row, numbers in enumerate(_first_usable(queries, texts, num_queries)):
+        query_rows[row, : len(numbers)] = numbers
+    return ExpandedTexts(docs, queries, np.arange(docs.num_texts), query_rows, **options)
 
 
-def _first_usable(docs: TokenStore, generated: GeneratedQueries, num_queries: int) -> Iterator[np.ndarray]:
+def _first_usable(queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int) -> Iterator[np.ndarray]:
+    """The numbers of each document's first queries."""
     if num_queries < 1:
         raise InputError(f"the number of queries is {num_queries}; give at least 1.")
-    return (generated.usable(row)[:num_queries] for row in range(docs.num_texts))
+    return (queries.firsts[row] + usable_queries(own, "")[:num_queries] for row, own in enumerate(texts))
 
 
 def _write(

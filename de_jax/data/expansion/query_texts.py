@@ -1,28 +1,33 @@
-"""The generated queries of a corpus as text in memory-mapped arrays; those of a document are decompressed when asked for.
+"""The generated queries of a corpus in memory-mapped arrays: their texts for ranking, their tokens for the tower.
 
-texts.npy      uint8 [total]   the queries of each document, JSON under zlib, end to end
-offsets.npy    int64 [n + 1]   document i's are texts[offsets[i]:offsets[i + 1]]
-counts.npy     int32 [n]       queries of each document
-ids.npy        bytes [n]       UTF-8, in the order of the expansion
-id_order.npy   int64 [n]       the rows in ascending order of id
-manifest.json  written last
+query_texts-<key>/    texts.npy      uint8 [total]   the queries of each document, JSON under zlib, end to end
+                      offsets.npy    int64 [n + 1]   document i's are texts[offsets[i]:offsets[i + 1]]
+                      counts.npy     int32 [n]       queries of each document
+                      ids.npy        bytes [n]       UTF-8, in the order of the expansion
+                      id_order.npy   int64 [n]       the rows in ascending order of id
+generated-<key>/      tokens.npy     uint16 [total] (int32 of a vocabulary that needs it), of all queries, document after document
+                      offsets.npy    int64 [queries + 1]   query i is tokens[offsets[i]:offsets[i + 1]]; blank ones have none
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import mmap
 import zlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, UInt8
 
 from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.data.stores.store_writer import joined
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
@@ -34,6 +39,15 @@ QUERY_TEXTS = Kind(
     make="it is made when an expansion is read",
     mend="remove its folder, and it is made again",
 )
+QUERY_TOKENS = Kind(
+    "query tokens",
+    {"num_queries": schema.integer(1), "num_tokens": schema.integer(1)},
+    make="it is made when an expansion is used",
+    mend="remove its folder, and it is made again",
+    version=2,
+)
+_DOCS = 4096
+"""Their queries are tokenized at a time."""
 _IDS = 8192
 """Looked up, or read, at a time."""
 
@@ -173,3 +187,71 @@ def _open(folder: Path) -> dict[str, np.ndarray]:
         name: read_array(folder / f"{name}.npy", dtype, (size,), rebuild=QUERY_TEXTS.mend)
         for name, (dtype, size) in described.items()
     }
+
+
+class QueryTokens(NamedTuple):
+    """Queries of documents as tokens, numbered document after document; document d's are numbers [firsts[d], firsts[d + 1])."""
+
+    tokens: np.ndarray  # uint16 or int32 [total]
+    offsets: np.ndarray  # int64 [queries + 1]: query i is tokens[offsets[i] : offsets[i + 1]]
+    firsts: np.ndarray  # int64 [n + 1]
+    tokenizer_fingerprint: str
+    content_hash: str  # equal for equal queries and vocabularies
+
+
+def tokenized_queries(queries: QueryTexts, tokenizer: Tokenizer, cache_dir: str | Path) -> QueryTokens:
+    """The tokens of every document's queries by the document tower's tokenizer, made once; kept in the cache, memory-mapped.
+
+    Raises:
+        InputError: no query at all.
+    """
+    firsts = np.concatenate([[0], np.cumsum(queries.counts)])
+    if not firsts[-1]:
+        raise InputError("the expansion holds no query; generate some.")
+    key = folders.key_of(str(QUERY_TOKENS.format), queries.fingerprint, tokenizer.fingerprint)
+    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<i4"
+
+    def open_tokens(folder: Path) -> QueryTokens:
+        manifest, mend = QUERY_TOKENS.open(folder), QUERY_TOKENS.mend
+        tokens = read_array(folder / "tokens.npy", dtype, (manifest["num_tokens"],), rebuild=mend)
+        if isinstance(tokens, np.memmap) and hasattr(mmap, "MADV_RANDOM"):  # a page is read, and not the many after it
+            tokens._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        offsets = read_array(folder / "offsets.npy", "<i8", (int(firsts[-1]) + 1,), rebuild=mend)
+        return QueryTokens(tokens, offsets, firsts, tokenizer.fingerprint, key)
+
+    def build(folder: Path) -> QueryTokens:
+        num_tokens = 0
+        with QUERY_TOKENS.writing(folder) as temporary:
+            files = (
+                outputs.growing_array(temporary / f"{name}.npy", kind) for name, kind in (("tokens", dtype), ("offsets", "<i8"))
+            )
+            with contextlib.ExitStack() as stack:
+                append_tokens, append_offsets = map(stack.enter_context, files)
+                append_offsets(np.zeros(1, np.int64))
+                for start in range(0, len(queries), _DOCS):
+                    tokens, lengths = _encoded([query for own in queries[start : start + _DOCS] for query in own], tokenizer)
+                    append_tokens(tokens.astype(dtype))
+                    append_offsets(num_tokens + np.cumsum(lengths))
+                    num_tokens += len(tokens)
+            QUERY_TOKENS.write_manifest(temporary, {"num_queries": int(firsts[-1]), "num_tokens": num_tokens})
+        return open_tokens(folder)
+
+    return folders.build_once(Path(cache_dir) / f"generated-{key}", open_tokens, build)
+
+
+def gold_queries(golds: Sequence[str], docs_of: Int[np.ndarray, " P"], num_docs: int, tokenizer: Tokenizer) -> QueryTokens:
+    """The pairs' own queries as those of their documents, in the order of the pairs; in memory."""
+    order = np.argsort(docs_of, kind="stable")
+    tokens, lengths = _encoded([golds[pair] for pair in order.tolist()], tokenizer)
+    firsts = np.searchsorted(docs_of[order], np.arange(num_docs + 1))
+    return QueryTokens(tokens, np.concatenate([[0], np.cumsum(lengths)]), firsts, tokenizer.fingerprint, "in memory")
+
+
+def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[Int32[np.ndarray, " t"], Int64[np.ndarray, " q"]]:
+    """The tokens of some queries end to end, and how many each has; none of a blank one."""
+    lengths, tokens = np.zeros(len(texts), np.int64), np.zeros(0, np.int32)
+    places = [place for place, text in enumerate(texts) if text.strip()]
+    if places:
+        encoded = tokenizer.encode([texts[place] for place in places])
+        tokens, lengths[places] = joined([repr(texts[place][:40]) for place in places], encoded, tokenizer)
+    return tokens, lengths

@@ -19,12 +19,17 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Int, Int32
+
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
-from de_jax.files.reading import parse_json, read_array
+from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
 _DIGITS = 6
@@ -52,11 +57,19 @@ NEGATIVES = Kind(
 
 
 class Generation(NamedTuple):
-    """A complete generation; `manifest` holds the miner's facts."""
+    """A complete generation.
+
+    Attributes:
+        number, folder: where it is.
+        manifest: the miner's facts.
+        rows: of the training pairs, see `rows_of_pairs`; empty where only the manifest was read. They stay in memory, whatever
+            becomes of the folder.
+    """
 
     number: int
     folder: Path
     manifest: Mapping[str, Any]
+    rows: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, facts: Mapping[str, Any]) -> Generation:
@@ -148,8 +161,7 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
         DamagedGeneration: it is absent, of another format, or says what no miner says.
     """
     with _damage():
-        folder = generation_dir(negatives_dir, number)
-        return NEGATIVES.read_manifest(folder)
+        return NEGATIVES.read_manifest(generation_dir(negatives_dir, number))
 
 
 def read(generation: Generation) -> MinedPairs:
@@ -184,18 +196,59 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
     return read(generation).lines()
 
 
-def parsed(raw: str, where: str) -> Mined:
-    """One line; a missing list is empty. DamagedGeneration for a malformed line, with its place, `where`."""
-    try:
-        record = parse_json(raw)
-        mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
-        if not all(map(_is_id, mined[:2])) or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in mined[2:]):
-            raise TypeError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DamagedGeneration(
-            f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
-        ) from None
-    return mined
+def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
+    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`.
+
+    Args:
+        generation: mined for these pairs, or for more.
+        texts: the pairs, and the texts of the rows.
+
+    Returns:
+        "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].
+
+    Raises:
+        InputError: mined over other texts, ids that are not in the stores, or none of the pairs.
+    """
+    for name, expected in texts.hashes.items():
+        if generation.manifest.get(name) != expected:
+            raise InputError(f"{generation.folder} was mined from other {name} than the training data has; mine again.")
+    mined = read(generation)
+    query_rows, doc_rows = texts.query_store.rows_of(mined.query_ids), texts.doc_store.rows_of(mined.doc_ids)
+    own = np.stack([query_rows[mined.pairs[:, 0]], doc_rows[mined.pairs[:, 1]]], axis=1)
+    places = _places(own, np.asarray(texts.pairs))
+    if (places < 0).all():
+        raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")
+    return {
+        "neg_docs": _table(generation, mined.neg_docs, places, mined.doc_ids, doc_rows),
+        "neg_queries": _table(generation, mined.neg_queries, places, mined.query_ids, query_rows),
+    }
+
+
+def _places(own: Int[np.ndarray, "G 2"], pairs: Int32[np.ndarray, "P 2"]) -> Int[np.ndarray, " P"]:
+    """Where the generation has each training pair; -1 where it does not, the last place of several."""
+    there, wanted = (rows[:, 0].astype(np.int64) << 32 | rows[:, 1] for rows in (own, pairs))
+    there[(own < 0).any(axis=1)] = -1
+    order = np.argsort(there, kind="stable")
+    places = order[np.searchsorted(there[order], wanted, side="right") - 1]
+    return np.where(there[places] == wanted, places, -1)
+
+
+def _table(
+    generation: Generation,
+    mined: Int32[np.ndarray, "G N"],
+    places: Int[np.ndarray, " P"],
+    ids: np.ndarray,
+    rows_of_ids: Int[np.ndarray, " n"],
+) -> Int32[np.ndarray, "P longest"]:
+    """The lists at some places of a generation in the rows of a store; in memory."""
+    taken = mined[places]
+    taken[places < 0] = PADDING_ID
+    rows = np.append(rows_of_ids, PADDING_ID).astype(np.int32)[taken]  # `PADDING_ID` is the last place
+    unknown = (rows < 0) & (taken != PADDING_ID)
+    if unknown.any():
+        text_id = ids[taken[unknown][0]].decode()
+        raise InputError(f"{generation.folder}: the negative {text_id!r} is in none of the texts; mine again.")
+    return rows[:, (rows != PADDING_ID).any(axis=0)]
 
 
 @contextlib.contextmanager
@@ -221,8 +274,3 @@ def _number(name: str) -> int | None:
 
 def _name(number: int) -> str:
     return f"{number:0{_DIGITS}d}"
-
-
-def _is_id(value: Any) -> bool:
-    """Whether a store may know a text by this; half of a surrogate pair cannot be written."""
-    return isinstance(value, str) and bool(value) and not re.search("[\t\n\r\0\ud800-\udfff]", value)

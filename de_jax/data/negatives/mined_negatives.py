@@ -20,12 +20,9 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.negatives import generations
-from de_jax.data.negatives.generations import DamagedGeneration
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.data.negatives.generations import DamagedGeneration, Generation, rows_of_pairs
 from de_jax.files import outputs, schema
 from de_jax.files.reading import read_bytes
 from de_jax.types import InputError
@@ -43,19 +40,12 @@ class Switch(NamedTuple):
     generation: int
 
 
-class Held(NamedTuple):
-    """A generation in memory, where its folder may disappear."""
-
-    manifest: Mapping[str, Any]
-    rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
-
-
 class _Candidate(NamedTuple):
     """A generation that is read, or was, and that is of no switch yet."""
 
     number: int
     state: Any  # of its folder when its reading began
-    held: futures.Future[Held]
+    held: futures.Future[Generation]
 
 
 _SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
@@ -78,7 +68,7 @@ class MinedNegatives:
         self,
         negatives_dir: str | Path,
         switches_file: str | Path | None,
-        texts: TrainingTexts,
+        texts: TrainingPairs,
         *,
         num_drawn: Mapping[str, int],
         is_first: bool = True,
@@ -93,7 +83,7 @@ class MinedNegatives:
         self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file) if switches_file else None
         self.texts, self._is_first = texts, is_first
         self.num_drawn = {name: number for name, number in num_drawn.items() if number}
-        self._held: dict[int, Held] = {}  # of switches
+        self._held: dict[int, Generation] = {}  # of switches
         self._candidate: _Candidate | None = None
         self._reader = futures.ThreadPoolExecutor(1, "negatives")
         self._manifests: dict[int, Mapping[str, Any]] = {}  # of all that were ever held
@@ -168,7 +158,7 @@ class MinedNegatives:
         """The miner's facts about the generation in force at a step; empty for an unread generation."""
         return self._manifests.get(self.generation_at(step), {})
 
-    def newest(self) -> Held | None:
+    def newest(self) -> Generation | None:
         """The newest whole generation; None without any. Each newer, damaged generation is skipped with one warning.
 
         Raises:
@@ -246,7 +236,7 @@ class MinedNegatives:
     def _switch_at(self, step: int) -> Switch:
         return max(switch for switch in self.switches if switch.step <= step)
 
-    def _hold(self, number: int, held: Held) -> None:
+    def _hold(self, number: int, held: Generation) -> None:
         self._held[number], self._manifests[number] = held, held.manifest
 
     def _reading(self, number: int) -> _Candidate:
@@ -260,7 +250,7 @@ class MinedNegatives:
         is_refused = self._refused.get(number) == self._state(number)
         return is_refused or bool(futures.wait([self._reading(number).held], within).done)
 
-    def _accepted(self, number: int) -> Held:
+    def _accepted(self, number: int) -> Generation:
         """A generation that was read already, or is read now."""
         try:
             return self._reading(number).held.result()
@@ -268,13 +258,13 @@ class MinedNegatives:
             self._candidate = None
             raise
 
-    def _opened(self, number: int) -> Held:
+    def _opened(self, number: int) -> Generation:
         if held := self._held.get(number):
             return held
         generation = generations.open_generation(self.negatives_dir, number)
-        return Held(generation.manifest, rows_of_pairs(generation, self.texts))
+        return generation._replace(rows=rows_of_pairs(generation, self.texts))
 
-    def _attempt(self, number: int, *, passes_over: type[InputError] = DamagedGeneration) -> Held | None:
+    def _attempt(self, number: int, *, passes_over: type[InputError] = DamagedGeneration) -> Generation | None:
         """A generation; None, and one warning, where it is refused, and again until its folder changes."""
         state = self._state(number)
         if self._refused.get(number) == state:
@@ -327,7 +317,7 @@ class MinedNegatives:
         return switches
 
 
-def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, *, source: str = "", **options: Any) -> MinedNegatives:
+def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: str = "", **options: Any) -> MinedNegatives:
     """The negatives of a run, or of one source of its mixture.
 
     Args:

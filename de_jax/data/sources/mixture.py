@@ -9,15 +9,15 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from de_jax.data.batches import mixing
 from de_jax.data.batches.joined import JoinedStore, joined_negatives, joined_scores, with_ids_from
-from de_jax.data.batches.pair_batches import BatchesOfPairs, pair_batches, positives_of
+from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import DrawnFrom, TrainingSet
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.settings import PositiveFloat, check_call, checked
@@ -64,24 +64,25 @@ def mixed_pairs(
     is_joined = mode == "mixed"
     opened = _opened(_checked(sources or {}, weights, temperature), dataclasses.replace(share, is_joined=is_joined))
     _check_together(opened)
-    parts = [part.drawn_from for part in opened.values() if part.drawn_from]
+    parts = [part.batches for part in opened.values() if isinstance(part.batches, PairBatches)]
     rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
     queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
-    turns = _Turns(rates, parts[0].options.seed)
+    turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
         _tell_idle(names, turns.before(share.num_steps), share.num_steps)
     if is_joined:
-        batches = _mixed(names, parts, rates, queries, docs, share)
+        batches: Batches = _mixed(names, parts, rates, queries, docs, share)
     else:
         firsts = [{"queries": query, "docs": doc} for query, doc in zip(queries.firsts, docs.firsts, strict=True)]
-        batches = _one_source([part.batches for part in parts], firsts, turns)
+        batches = _one_source(parts, firsts, turns)
     return TrainingSet(
         batches=batches,
         batch_size=first.batch_size,
         query=first.query,
         doc=first.doc,
         dev=None,
+        for_both=first.for_both,
         query_ids=queries.ids,
         doc_ids=docs.ids,
         has_negatives=all(part.has_negatives for part in opened.values()),
@@ -115,7 +116,7 @@ class _Turns:
         return self._sources(np.arange(number * _STEPS_AT_ONCE, (number + 1) * _STEPS_AT_ONCE))
 
 
-def _one_source(parts: Sequence[BatchesOfPairs], firsts: Sequence[Mapping[str, int]], turns: _Turns) -> Batches:
+def _one_source(parts: Sequence[PairBatches], firsts: Sequence[Mapping[str, int]], turns: _Turns) -> Batches:
     """Batches of one source each, in turns."""
 
     def batches(start: int) -> Iterator[Batch]:
@@ -131,7 +132,7 @@ def _one_source(parts: Sequence[BatchesOfPairs], firsts: Sequence[Mapping[str, i
 
 def _mixed(
     names: Sequence[str],
-    parts: Sequence[DrawnFrom],
+    parts: Sequence[PairBatches],
     rates: Sequence[float],
     queries: JoinedStore,
     docs: JoinedStore,
@@ -141,29 +142,20 @@ def _mixed(
     _check_mixable(dict(zip(names, parts, strict=True)))
     options, sizes = parts[0].options, list(map(_size, parts))
     firsts = np.stack([queries.firsts, docs.firsts], axis=1)
-    pairs = np.concatenate([part.pairs.rows + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
+    pairs = np.concatenate([part.pairs.pairs + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
     mined = {"neg_docs": docs.firsts, "neg_queries": queries.firsts}
     if options.unique_in_batch:
-        distinct = [mixing.num_distinct(part.pairs.rows) for part in parts]
+        distinct = [mixing.num_distinct(part.pairs.pairs) for part in parts]
         mixing.require_distinct([f"source {name!r}" for name in names], distinct, rates, options.batch_size)
-    return pair_batches(
-        queries,
-        docs,
-        pairs,
-        batch_size=options.batch_size,
-        max_query_length=max(part.options.max_query_length for part in parts),
-        max_doc_length=max(part.options.max_doc_length for part in parts),
-        seed=options.seed,
-        unique_in_batch=options.unique_in_batch,
-        pack=options.pack,
-        length_multiple=options.length_multiple,
-        row_multiple=share.row_multiple,
+    lengths = {name: max(getattr(part.options, name) for part in parts) for name in ("max_query_length", "max_doc_length")}
+    orders = [part.pairs.epoch_order for part in parts]
+    stores: tuple[Any, Any] = queries, docs
+    return PairBatches(
+        TrainingPairs("mixture", *stores, pairs, epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0, orders)),
+        dataclasses.replace(options, **lengths),
+        share,
         negatives=joined_negatives([part.negatives for part in parts], mined, sizes),
-        positives=positives_of(pairs, queries.num_texts) if options.mask_positives else None,
         scores=joined_scores([part.scores for part in parts], docs.firsts, sizes) if any(part.scores for part in parts) else None,
-        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed, [part.pairs.epoch_order for part in parts]),
-        host_index=share.host_index,
-        num_hosts=share.num_hosts,
     )
 
 
@@ -177,21 +169,22 @@ def _tell_idle(names: Sequence[str], num_batches: Sequence[int], num_steps: int)
             )
 
 
-def _joined(names: Sequence[str], parts: Sequence[DrawnFrom], kind: str) -> JoinedStore:
+def _joined(names: Sequence[str], parts: Sequence[PairBatches], kind: str) -> JoinedStore:
     """The queries or the documents of all sources."""
     stores = {name: getattr(part.pairs, f"{kind}_store") for name, part in zip(names, parts, strict=True)}
     return JoinedStore(stores, [getattr(part.options, f"max_{kind}_length") for part in parts])
 
 
-def _size(part: DrawnFrom) -> int:
-    return len(part.pairs.rows)
+def _size(part: PairBatches) -> int:
+    return len(part.pairs.pairs)
 
 
 def _checked(sources: Sources, weights: Mapping[str, float] | None, temperature: float | None) -> Sources:
     """The sources, once all is refused that shows without opening one."""
     if not sources:
         raise InputError(
-            'mixed_pairs.sources is not set; give sources by name, such as {"nq": @nq/beir_pairs, "hotpot": @hotpot/beir_pairs}.'
+            'mixed_pairs.sources is not set; give sources by name, such as {"nq": partial(beir_pairs, ...)}, in gin '
+            '{"nq": @nq/beir_pairs}.'
         )
     for name, source in sources.items():
         if not _NAME.fullmatch(name):
@@ -215,9 +208,9 @@ def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
             opened[name] = source(share=dataclasses.replace(share, source=name))
         except InputError as error:
             raise InputError(f"source {name!r} of the mixture: {error}") from error
-        if not isinstance(opened[name], TrainingSet) or opened[name].drawn_from is None:
+        if not isinstance(opened[name], TrainingSet) or opened[name].texts is None:
             raise InputError(
-                f"source {name!r} of the mixture is not a source of pairs; use one like @beir_pairs, and not a mixture."
+                f"source {name!r} of the mixture is not a source of pairs; use one like beir_pairs, and not a mixture."
             )
     return opened
 
@@ -239,7 +232,7 @@ def _check_together(opened: Mapping[str, TrainingSet]) -> None:
             raise _clash(other, name, f"have one folder of negatives, {folder}", fix)
 
 
-def _check_mixable(parts: Mapping[str, DrawnFrom]) -> None:
+def _check_mixable(parts: Mapping[str, PairBatches]) -> None:
     """Refuses sources that cannot stand in one batch."""
     for name, part in parts.items():
         own = part.options

@@ -31,9 +31,11 @@ class PairsOptions:
             of pairs or a table brings.
         dev_max_queries: the most dev queries, a fixed random sample, so that an evaluation stays short.
         dev_max_docs: documents to search: every relevant one, filled up with a fixed random sample of the corpus.
+        num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of the dev set, else
+            of the training pairs.
         keep_identical_ids: a document with the id of its query is ranked and mined like any other. By default it is left out of dev
             scores and of mined negatives, as in BEIR's scores.
-        seed: of the shuffling.
+        seed: of the shuffling; None follows the run's, `Initialization.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
         mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
             mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
@@ -73,8 +75,9 @@ class PairsOptions:
     dev_split: str | None = None
     dev_max_queries: PositiveInt = 1000
     dev_max_docs: NonNegativeInt = 20000
+    num_for_both: NonNegativeInt = 0
     keep_identical_ids: bool = False
-    seed: Seed = 0
+    seed: Seed | None = None
     unique_in_batch: bool = True
     mask_positives: bool = False
     pack: bool = True

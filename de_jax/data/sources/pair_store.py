@@ -12,22 +12,23 @@ manifest.json                      tasks with rates and counts, and the sources 
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from de_jax.data.batches import mixing
-from de_jax.data.batches import pair_batches as batches_
-from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, store_dir, training_set
+from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_both, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
-from de_jax.files import outputs, schema
+from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
+from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import LocalPath, checked
@@ -56,22 +57,6 @@ PAIR_STORE = Kind(
 _DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<f4"}
 
 
-class PairStore(NamedTuple):
-    """An open folder; arrays are memory-mapped."""
-
-    query_store: TokenStore
-    doc_store: TokenStore
-    query_tokenizer: Tokenizer
-    doc_tokenizer: Tokenizer
-    parts: tuple[Part, ...]
-    pairs: np.ndarray  # int32 [P, 2]
-    neg_docs: np.ndarray | None  # int32 [P, mined]
-    neg_queries: np.ndarray | None  # int32 [P, mined]
-    scores: np.ndarray | None  # float32 [P, 1 + mined]
-    dev_qrels: beir.Qrels | None
-    made_from: str
-
-
 @checked
 def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
     """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
@@ -90,45 +75,27 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
-
-    def ranked_queries() -> tuple[list[str], RankedQueries]:
-        golds = _query_texts(store)
-        ranked = ranked_texts(
-            lambda: (_ids_of_pairs(store), golds),
-            [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash],
-            options.expansion,
-            measure=options.relevance,
-            score_file=options.relevance_file,
-            cache_dir=store_dir(options.cache_dir),
-        )
-        return golds, ranked
 
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
-    pairs = Pairs(
-        Path(pairs_dir).resolve().name,
-        store.query_store,
-        store.doc_store,
-        store.pairs,
-        store.query_tokenizer,
-        store.doc_tokenizer,
-        ranked_queries,
-        negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
-        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
-        scores=store.scores,
-        is_part=True,
-    )
-    with input_policy.spelled("--gin.stored_pairs.{}=True"):
-        return training_set(pairs, store.dev_qrels, options, share)
+    epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
+    with input_policy.spelled("stored_pairs.{}=True"):
+        pairs = store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order)
+        found = training_set(pairs, options, share)
+    if options.num_for_both:
+        asked = store.dev_qrels or set(store.query_store.ids)
+        by_doc_tower = functools.partial(_for_doc_tower, store)
+        found = found._replace(for_both=queries_for_both(asked, options.num_for_both, store.query_store, by_doc_tower))
+    return found
 
 
-def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -> None:
+def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOptions) -> None:
     """Whether the texts were tokenized as the options say, where they say anything."""
     given = {"tokenizer": (options.tokenizer, store.query_tokenizer), "doc_tokenizer": (options.doc_tokenizer, store.doc_tokenizer)}
     for name, (wanted, there) in given.items():
@@ -179,7 +146,7 @@ def save(
     _open(folder)  # one that cannot be opened must not appear
 
 
-def open_pair_store(pairs_dir: str | Path) -> PairStore:
+def open_pair_store(pairs_dir: str | Path) -> TrainingPairs:
     """Opens a folder of pairs, after checking that it is whole.
 
     Raises:
@@ -191,48 +158,49 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     return store
 
 
-def _open(folder: Path) -> PairStore:
+def _open(folder: Path) -> TrainingPairs:
     manifest = PAIR_STORE.open(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
     parts = tuple(Part(**part) for part in manifest["parts"])
     arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
-    return PairStore(
+    return TrainingPairs(
+        folder.resolve().name,
         queries,
         docs,
-        load_tokenizer(folder / "query_tokenizer"),
-        load_tokenizer(folder / "doc_tokenizer"),
-        parts,
-        arrays["pairs"],
-        arrays.get("neg_docs"),
-        arrays.get("neg_queries"),
-        arrays.get("scores"),
-        beir.read_qrels(folder / "dev.tsv") if manifest["has_dev"] else None,
-        manifest["made_from"],
+        query_tokenizer=load_tokenizer(folder / "query_tokenizer"),
+        doc_tokenizer=load_tokenizer(folder / "doc_tokenizer"),
+        dev_qrels=beir.read_qrels(folder / "dev.tsv") if manifest["has_dev"] else None,
+        is_part=True,
+        parts=parts,
+        made_from=manifest["made_from"],
+        **arrays,
     )
 
 
-def _negatives(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> dict[str, batches_.Negatives]:
-    """The folder's own, by the names of `Batch`."""
-    mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
-    return {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
+def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
+    """The queries, those of these rows by the document tower's tokenizer: the tokens of what their own tokens spell."""
+    if store.query_tokenizer.fingerprint == store.doc_tokenizer.fingerprint:
+        return store.query_store
+    found, (starts, ends) = copy.copy(store.query_store), (store.query_store.offsets[rows], store.query_store.offsets[rows + 1])
+    texts = store.query_tokenizer.decode([store.query_store.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
+    tokens = dict(zip(rows.tolist(), store.doc_tokenizer.encode(texts), strict=True))
+    lengths = [len(tokens.get(row, ())) for row in range(found.num_texts)]
+    found.tokens = np.concatenate([np.zeros(0, np.int32), *(tokens[row] for row in sorted(tokens))])
+    found.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    found.prefix_ids, found.suffix_ids = store.doc_tokenizer.prefix_ids, store.doc_tokenizer.suffix_ids
+    return found
 
 
-def _query_texts(store: PairStore) -> list[str]:
+def _query_texts(store: TrainingPairs) -> list[str]:
     """Each pair's query."""
     tokens, offsets = store.query_store.tokens, store.query_store.offsets
     texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
     return [texts[row] for row in store.pairs[:, 0].tolist()]
 
 
-def _ids_of_pairs(store: PairStore) -> list[tuple[str, str]]:
-    return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
-
-
-def _open_arrays(
-    folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore
-) -> dict[str, np.ndarray]:
+def _open_arrays(folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore) -> dict[str, Any]:
     """The arrays by name, which hold rows of the two stores alone."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: read_array(folder / f"{name}.npy", dtype, (num_pairs, 2 if name == "pairs" else None), rebuild=PAIR_STORE.mend)
         for name, dtype in _DTYPES.items()
         if f"{name}.npy" in names

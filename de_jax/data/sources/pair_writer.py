@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import PairStore, Part
+from de_jax.data.sources.pair_store import Part
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir, input_policy
@@ -49,7 +50,7 @@ def write(
     made_from: str,
     *,
     skip_empty: bool = False,
-) -> PairStore:
+) -> TrainingPairs:
     """Reads every source once and writes the folder, which appears when it is complete; memory is bounded by the ids of the pairs.
 
     Args:

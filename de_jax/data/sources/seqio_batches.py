@@ -25,11 +25,12 @@ from de_jax.types import InputError
 
 _NEED_ALL_TEXTS = (
     *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "mask_positives", "max_passages"),
+    "num_for_both",
     *("query_prompt", "doc_prompt"),
 )
 
 
-@input_policy.spelled("--gin.seqio_pairs.{}=True")
+@input_policy.spelled("seqio_pairs.{}=True")
 @checked
 def seqio_pairs(
     task: str = "",
@@ -110,20 +111,6 @@ def _streamed(
         if any(getattr(opened_dev, side).tokenizer.fingerprint != tokenizers[side].fingerprint for side in tokenizers):
             raise InputError(f"the task '{of_dev.task}' has another vocabulary than '{selection.task}'; a tower has one.")
         dev = opened_dev.dev
-    batches = window_batches(
-        shards,
-        tokenizers,
-        batch_size=options.batch_size,
-        window=window,
-        max_query_length=options.max_query_length,
-        max_doc_length=options.max_doc_length,
-        seed=options.seed,
-        unique_in_batch=options.unique_in_batch,
-        pack=options.pack,
-        length_multiple=options.length_multiple,
-        row_multiple=share.row_multiple,
-        host_index=share.host_index,
-        num_hosts=share.num_hosts,
-    )
+    batches = window_batches(shards, tokenizers, window, options, share)
     query, doc = (Side(tokenizers[side], max_lengths[side]) for side in ("query", "doc"))
     return TrainingSet(batches, options.batch_size, query, doc, dev, texts_of_a_pair={"max_passages": 1})

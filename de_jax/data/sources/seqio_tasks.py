@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.batches.window_batches import KeptSizes, Shards
 from de_jax.data.sources import pair_store, pair_writer
-from de_jax.data.sources.pair_store import PairStore
 from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import folders
@@ -76,7 +76,7 @@ def load_tasks(
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
     if not task:
-        raise InputError("no task is set; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
+        raise InputError("no task is set; add seqio_pairs.task=<name> and seqio_pairs.module=<what registers it>.")
     seqio = import_seqio()
     if task_cache_dirs:
         seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])
@@ -98,7 +98,7 @@ def load_tasks(
         loaded.register(task, **module_args)
 
 
-def export(selection: Selection, out_dir: Path, made_from: str) -> PairStore:
+def export(selection: Selection, out_dir: Path, made_from: str) -> TrainingPairs:
     """Reads a task or mixture into a folder of pairs; `made_from` is its `fingerprint`."""
     train, dev = ([_source(*one, selection.use_cached) for one in some] for some in _selected(selection))
     return pair_writer.write(out_dir, train, dev, _tokenizers(selection), made_from, skip_empty=selection.skip_empty)

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, table_store
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.table_store import Readings
+from de_jax.data.sources.table_store import Tables
 from de_jax.data.sources.training_set import TrainingSet, opened_tokenizers
 from de_jax.data.text import input_policy, table_files
 from de_jax.data.text.table_files import Rows, Table
-from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
 from de_jax.settings import LocalPath, ShareBelowOne, checked
@@ -47,7 +47,7 @@ def table_pairs(
     Args:
         path: csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of `datasets.save_to_disk`, a name of the
             Hugging Face hub, several of these, or a sequence of dictionaries.
-        columns: the column of "query", "doc", "neg_docs", ..., where its name is not known; see `table_rows.Reading`.
+        columns: the column of "query", "doc", "neg_docs", ..., where its name is not known; see `Table.columns`.
         header: names of the columns of a csv or tsv file without a first line that names them.
         split: of a `datasets` folder or a name of the hub; `options.dev_split` is the split that scores checkpoints.
         subset: of a name of the hub that has several.
@@ -64,23 +64,16 @@ def table_pairs(
     """
     for name, value in (("path", path), ("tokenizer", options.tokenizer)):
         if isinstance(value, str) and not value:
-            raise InputError(f"table_pairs.{name} is not set; add --gin.{share.scope}table_pairs.{name}=<path>.")
+            raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
-    table = Table(path, tuple(header), split, subset)
-    with input_policy.spelled("--gin.table_pairs.{}=True"):
-        readings = readings_of(
-            table,
-            columns,
-            dev_path=dev_path,
-            dev_split=options.dev_split,
-            dev_fraction=dev_fraction,
-            skip_bad_rows=skip_bad_rows,
-        )
-        made_from = fingerprint(readings, tokenizers)
+    table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
+    with input_policy.spelled("table_pairs.{}=True"):
+        tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
+        made_from = fingerprint(tables, tokenizers)
         folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
 
-        def build(out_dir: Path) -> pair_store.PairStore:
-            return table_store.write_pairs(out_dir, readings, tokenizers, made_from)
+        def build(out_dir: Path) -> TrainingPairs:
+            return table_store.write_pairs(out_dir, tables, tokenizers, made_from)
 
         folders.build_once(folder, pair_store.open_pair_store, build)
         of_folder: dict[str, Any] = dict.fromkeys(("doc_tokenizer", "query_prompt", "doc_prompt", "dev_split"))
@@ -88,44 +81,30 @@ def table_pairs(
         return pair_store.stored_pairs(str(folder), options=own, share=share)
 
 
-def readings_of(
-    table: Table,
-    columns: Mapping[str, str] | None = None,
-    *,
-    dev_path: LocalPath = "",
-    dev_split: str | None = None,
-    dev_fraction: float = 0.0,
-    skip_bad_rows: bool = False,
-) -> Readings:
-    """What `table_store` reads, for arguments as of `table_pairs`.
-
-    `dev_path` and `dev_split` come before `dev_fraction`.
+def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:
+    """A table and its dev table; arguments as of `table_pairs`. A dev table or split comes before a fraction.
 
     Raises:
         InputError: a `dev_split` of a table without splits, or beside a `dev_path`.
     """
-    dev = None
-    has_splits = isinstance(table.source, str) and table_files.has_splits(table.source)
     if dev_split and dev_path:
         raise InputError(f"dev_split {dev_split!r} and the table {dev_path} would both be the dev set; leave one of them out.")
-    if dev_split and not has_splits:
+    if dev_split and not (isinstance(table.source, str) and table_files.has_splits(table.source)):
         raise InputError(
             f"{table.name} has no splits, so not {dev_split!r} either; leave dev_split out, and give a table or a share for dev."
         )
     if dev_path:
-        dev = table._replace(source=dev_path) if table_files.has_splits(dev_path) else Table(dev_path, table.header)
-    elif dev_split:
-        dev = table._replace(split=dev_split)
-    train, dev_reading = (one and Reading(one, columns or {}, skip_bad_rows=skip_bad_rows) for one in (table, dev))
-    assert train is not None
-    return Readings(train, dev_reading, 0.0 if dev else dev_fraction)
+        alone: dict[str, Any] = {} if table_files.has_splits(dev_path) else {"split": "train", "subset": ""}
+        return Tables(table, table._replace(source=dev_path, **alone))
+    return Tables(table, table._replace(split=dev_split)) if dev_split else Tables(table, None, dev_fraction)
 
 
-def fingerprint(readings: Readings, tokenizers: Mapping[str, Tokenizer]) -> str:
+def fingerprint(tables: Tables, tokenizers: Mapping[str, Tokenizer]) -> str:
     """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
-    tables = [table_files.fingerprint(one.table) for one in (readings.train, readings.dev) if one]
+    contents = [table_files.fingerprint(one) for one in (tables.train, tables.dev) if one]
     prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
-    described = [pair_store.PAIR_STORE.format, _READ_AS, *tables, prints, readings.train.settings, readings.dev_fraction]
+    settings = [sorted(tables.train.columns.items()), tables.train.skip_bad_rows]
+    described = [pair_store.PAIR_STORE.format, _READ_AS, *contents, prints, settings, tables.dev_fraction]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

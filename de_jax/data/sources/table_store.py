@@ -17,11 +17,13 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import PairStore, Part
+from de_jax.data.sources.pair_store import Part
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
+from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders
@@ -32,17 +34,17 @@ _DIGEST_BYTES = 10
 _CHUNK_EXAMPLES = 4096
 
 
-class Readings(NamedTuple):
-    """The tables to read for training and for scoring checkpoints.
+class Tables(NamedTuple):
+    """The tables for training and for scoring checkpoints.
 
     Attributes:
         train: the table.
-        dev: of a separate table; None without such a table.
+        dev: a separate table; None without such a table.
         dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
     """
 
-    train: Reading
-    dev: Reading | None = None
+    train: Table
+    dev: Table | None = None
     dev_fraction: float = 0.0
 
 
@@ -55,14 +57,17 @@ def text_id(text: str) -> str:
     return _digest(text).hex()
 
 
-def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Tokenizer], made_from: str) -> PairStore:
+def write_pairs(
+    out_dir: Path, tables: Tables, tokenizers: Mapping[str, Tokenizer], made_from: str, read: list[Reading] | None = None
+) -> TrainingPairs:
     """Reads the tables once and writes a folder of pairs, in the order of their rows, which appears when it is complete.
 
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
-        readings: the tables to read; their rows are counted meanwhile.
+        tables: to read.
         tokenizers: of the "query" and the "doc" side.
         made_from: see `pair_store.save`.
+        read: gets the reading of each table, with its counts of rows.
 
     Raises:
         InputError: a row that cannot be used, no pair to train on, or another folder.
@@ -74,16 +79,16 @@ def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Toke
             tokenizers[side].save(folder / f"{side}_tokenizer")
         with writing(folder / "queries", tokenizers["query"]) as queries, writing(folder / "docs", tokenizers["doc"]) as docs:
             texts = {
-                side: _Texts(_tokenized(writer, tokenizers[side], readings.train.table.name))
+                side: _Texts(_tokenized(writer, tokenizers[side], tables.train.name))
                 for side, writer in (("query", queries), ("doc", docs))
             }
-            arrays, dev_qrels = _pairs(readings, texts)
+            arrays, dev_qrels = _pairs(tables, [] if read is None else read, texts)
         parts = [Part(out_dir.name, 1.0, len(arrays["pairs"]))]
         pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from)
     return pair_store.open_pair_store(out_dir)
 
 
-def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
+def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None) -> dict[str, int]:
     """Reads the tables once and writes a data set in the BEIR layout, with the splits train and, if asked for, dev.
 
     Hard negatives are among its documents; scores are left out.
@@ -103,7 +108,7 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
         }
         texts = {"query": _Texts(_json_lines(files["query"].write)), "doc": _Texts(_json_lines(files["doc"].write, title=""))}
         judged: dict[str, IO[str]] = {}
-        for chunk in _chunks(readings):
+        for chunk in _chunks(tables, [] if read is None else read):
             texts["query"].add([one.query for one, _ in chunk])
             texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)])
             for one, split in chunk:
@@ -116,11 +121,11 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
     return {"queries": texts["query"].num_texts, "docs": texts["doc"].num_texts, **counts}
 
 
-def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, np.ndarray], beir.Qrels]:
+def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> tuple[dict[str, np.ndarray], beir.Qrels]:
     """The arrays of a folder of pairs, and the judgements that score checkpoints; texts are written meanwhile."""
     pairs, mined, scores = [np.zeros((0, 2), np.int32)], [np.zeros((0, 0), np.int32)], [np.zeros((0, 1), np.float32)]
     dev_qrels: beir.Qrels = {}
-    for chunk in _chunks(readings):
+    for chunk in _chunks(tables, read):
         queries = texts["query"].add([one.query for one, _ in chunk])
         docs = iter(texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)]).tolist())
         rows: list[tuple[int, int]] = []
@@ -146,40 +151,41 @@ def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, n
         arrays["scores"] = found = side_by_side(scores, np.nan)
         if negative_rows.shape[1] and not np.isfinite(found[:, :1] + found[:, 1:]).any():
             warnings.warn(
-                f"{readings.train.table.name} scores no document together with a negative of its row, so kl_distillation and "
+                f"{tables.train.name} scores no document together with a negative of its row, so kl_distillation and "
                 "margin_mse have nothing to compare in it.",
                 stacklevel=2,
             )
     return arrays, dev_qrels
 
 
-def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
+def _chunks(tables: Tables, read: list[Reading]) -> Iterator[list[tuple[Example, str]]]:
     """The examples of both tables with their split, "train" or "dev", many at a time; at the end `_require_pairs`."""
     num_pairs: dict[str, int] = {}
 
     def examples() -> Iterator[tuple[Example, str]]:
-        for one in readings.train.examples():
-            is_dev = int.from_bytes(_digest(one.query)[:6]) < readings.dev_fraction * 2**48
+        read[:] = [Reading(table) for table in (tables.train, tables.dev) if table]
+        for one in read[0].examples():
+            is_dev = int.from_bytes(_digest(one.query)[:6]) < tables.dev_fraction * 2**48
             yield one, "dev" if is_dev else "train"
-        for one in readings.dev.examples() if readings.dev else ():
+        for one in itertools.chain.from_iterable(dev.examples() for dev in read[1:]):
             yield one, "dev"
 
-    stream = iter(progress_bar(examples(), desc=f"read {readings.train.table.name}", unit=" rows", delay=1))
+    stream = iter(progress_bar(examples(), desc=f"read {tables.train.name}", unit=" rows", delay=1))
     while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
         for one, split in chunk:
             num_pairs[split] = num_pairs.get(split, 0) + len(one.docs)
         yield chunk
-    _require_pairs(num_pairs, readings)
+    _require_pairs(num_pairs, tables)
 
 
-def _require_pairs(num_pairs: Mapping[str, int], readings: Readings) -> None:
+def _require_pairs(num_pairs: Mapping[str, int], tables: Tables) -> None:
     """Raises `InputError` if there is nothing to train on, or examples for scoring checkpoints without a relevant document."""
-    table = readings.train.table.name
+    table = tables.train.name
     if not num_pairs.get("train"):
-        taken = ", as all of them score checkpoints" if readings.dev_fraction and num_pairs.get("dev") else ""
+        taken = ", as all of them score checkpoints" if tables.dev_fraction and num_pairs.get("dev") else ""
         raise InputError(f"{table} holds no pair to train on{taken}.")
-    if num_pairs.get("dev") == 0 and readings.dev:
-        raise InputError(f"{readings.dev.table.name} has no relevant document to score checkpoints; give another dev table.")
+    if num_pairs.get("dev") == 0 and tables.dev:
+        raise InputError(f"{tables.dev.name} has no relevant document to score checkpoints; give another dev table.")
     if num_pairs.get("dev") == 0:
         raise InputError(f"{table} has no relevant document for the queries drawn to score checkpoints; raise dev_fraction.")
 

@@ -5,35 +5,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from de_jax.data.batches import pair_batches as batches_
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.guide import open_guide
-from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
+from de_jax.data.batches.pair_batches import DocTexts, Negatives, PairBatches, TrainingPairs
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.expansion import curriculum_texts
-from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
-from de_jax.data.expansion.relevance import MEASURES
-from de_jax.data.negatives.mined_negatives import MinedNegatives, TrainingTexts, follow
+from de_jax.data.negatives.mined_negatives import MinedNegatives, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
-from de_jax.files import folders, outputs
-from de_jax.settings import LocalPath, NonNegativeInt, checked
-from de_jax.types import Batch, Batches, InputError
+from de_jax.files import outputs
+from de_jax.settings import LocalPath, checked
+from de_jax.types import Batches, InputError
 
-_SPELLING = "--gin.beir_pairs.{}=True"
+_SPELLING = "beir_pairs.{}=True"
 """How a recipe sets the options of `input_policy`."""
 
 
@@ -56,44 +52,6 @@ class QueriesForBoth(NamedTuple):
     rows: np.ndarray  # int64 [r] of both
 
 
-class Pairs(NamedTuple):
-    """Training pairs as a source gives them, before they are batches."""
-
-    name: str  # of the source, for messages
-    query_store: TokenStore
-    doc_store: TokenStore
-    rows: np.ndarray  # int32 [P, 2], (query row, document row)
-    query_tokenizer: Tokenizer
-    doc_tokenizer: Tokenizer
-    ranked_queries: Callable[[], tuple[Sequence[str], RankedQueries]]
-    """Each pair's own query, and the order of its generated ones."""
-    negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
-    epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
-    hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
-    scores: np.ndarray | None = None  # float32 [P, 1 + mined]: a teacher's, of the pair's document and its `neg_docs`; NaN without
-    is_part: bool = False  # of the corpus whose generated queries are given
-
-    @property
-    def stores(self) -> tuple[TokenStore, TokenStore]:
-        return self.query_store, self.doc_store
-
-
-class DrawnFrom(NamedTuple):
-    """The pairs and stores behind a source's batches, for mixtures."""
-
-    pairs: Pairs
-    options: PairsOptions
-    negatives: NegativesAt
-    batches: BatchesOfPairs
-    scores: ScoresOf | None = None
-
-    def fingerprint(self, dev: DevSet | None) -> str:
-        """See `TrainingSet.fingerprints`."""
-        rows = hashlib.sha256(np.ascontiguousarray(self.pairs.rows).data).hexdigest()
-        judged = json.dumps(dev.qrels, sort_keys=True) if dev else ""
-        return folders.key_of(*(store.content_hash for store in self.pairs.stores), rows, judged)
-
-
 class TrainingSet(NamedTuple):
     """The data of a trainer; its batches are endless.
 
@@ -108,14 +66,17 @@ class TrainingSet(NamedTuple):
     dev: DevSet | None
     query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
     doc_ids: Sequence[str] | None = None
-    texts: TrainingTexts | None = None
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
     texts_of_a_pair: Mapping[str, int] | None = None  # for `plan.batch_shapes`; None where the source does not tell
-    drawn_from: DrawnFrom | None = None
     sources: Mapping[str, TrainingSet] = MappingProxyType({})
     source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
+
+    @property
+    def texts(self) -> TrainingPairs | None:
+        """The training pairs with their texts, of a single source that is no stream."""
+        return self.batches.pairs if isinstance(self.batches, PairBatches) else None
 
     @property
     def parts(self) -> Mapping[str, TrainingSet]:
@@ -125,7 +86,8 @@ class TrainingSet(NamedTuple):
     @property
     def fingerprints(self) -> dict[str, str]:
         """What tells the texts, the pairs and the dev set of each source from others, by its name; streams have none."""
-        return {name: part.drawn_from.fingerprint(part.dev) for name, part in self.parts.items() if part.drawn_from}
+        found = {name: (part.texts, part.dev and part.dev.qrels) for name, part in self.parts.items()}
+        return {name: pairs.fingerprint(qrels) for name, (pairs, qrels) in found.items() if pairs}
 
     @property
     def all_mined(self) -> dict[str, MinedNegatives]:
@@ -152,7 +114,6 @@ def beir_pairs(
     *,
     split: str = "train",
     skip_empty: bool = False,
-    num_for_both: NonNegativeInt = 0,
     options: PairsOptions = PairsOptions(),
     share: Share = Share(),
 ) -> TrainingSet:
@@ -162,9 +123,8 @@ def beir_pairs(
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         split: whose judgements are the training pairs.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
-        num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of `dev_split`, else
-            of the folder's dev split, else of the training split.
-        options: how the pairs become batches; `tokenizer` must be set.
+        options: how the pairs become batches; `tokenizer` must be set. Queries for both towers are of `dev_split`, else of the
+            folder's dev split, else of the training split.
         share: what this process makes of them.
 
     Raises:
@@ -172,37 +132,69 @@ def beir_pairs(
     """
     for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
         if not value:
-            raise InputError(f"beir_pairs.{name} is not set; add --gin.{share.scope}beir_pairs.{name}=<path>.")
+            raise InputError(f"beir_pairs.{name} is not set; add {share.scope}beir_pairs.{name}=<path>.")
     query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
     with input_policy.spelled(_SPELLING):
         stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
-    rows = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+    rows = qrel_pairs(_read_split(dataset_dir, split), *stores)
 
-    def ranked_queries() -> tuple[Sequence[str], RankedQueries]:
-        by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
-        ranked = by(dataset_dir, split, options.expansion, cache_dir=store_dir(options.cache_dir))
+    def own_queries() -> list[str]:
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
-        return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
+        return [texts[stores[0].ids[row]] for row in rows[:, 0].tolist()]
 
-    hashes = text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {}
-    name = Path(dataset_dir).resolve().name
-    pairs = Pairs(name, *stores, rows, query_tokenizer, doc_tokenizer, ranked_queries, hashes=hashes)
-    of_both = dev_split or beir.dev_split(dataset_dir) or split
     with input_policy.spelled(_SPELLING):
-        qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
-        found = training_set(pairs, qrels, options, share)
-    return found._replace(
-        for_both=_for_both(dataset_dir, of_both, doc_tokenizer, stores[0], num_for_both, cache_dir, skip_empty=skip_empty)
-    )
+        pairs = TrainingPairs(
+            Path(dataset_dir).resolve().name,
+            *stores,
+            rows,
+            text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {},
+            query_tokenizer=query_tokenizer,
+            doc_tokenizer=doc_tokenizer,
+            dev_qrels=_read_split(dataset_dir, dev_split) if dev_split is not None else None,
+            own_queries=own_queries,
+        )
+        found = training_set(pairs, options, share)
+    of_both = dev_split or beir.dev_split(dataset_dir) or split
+    if options.num_for_both:
+        asked = _read_split(dataset_dir, of_both).keys() - set(stores[0].skipped_ids)
+        by_doc_tower = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
+        found = found._replace(for_both=queries_for_both(asked, options.num_for_both, stores[0], lambda rows: by_doc_tower))
+    return found
 
 
-def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptions, share: Share) -> TrainingSet:
+def qrel_pairs(
+    qrels: beir.Qrels, query_store: TokenStore, doc_store: TokenStore, *, min_relevance: int = 1, use: str = "train on"
+) -> np.ndarray:
+    """int32 [P, 2]: the rows of every pair judged at least `min_relevance`, in the order of the judgements; for some `use`.
+
+    Pairs of empty texts that the stores left out are left out too, and counted on stderr.
+
+    Raises:
+        InputError: judged texts that are not in the stores (count and examples), or no such pair.
+    """
+    judged = [(query_id, doc_id, score) for query_id, docs in qrels.items() for doc_id, score in docs.items()]
+    relevant = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
+    no_queries, no_docs = set(query_store.skipped_ids), set(doc_store.skipped_ids)
+    kept = [(query_id, doc_id) for query_id, doc_id in relevant if query_id not in no_queries and doc_id not in no_docs]
+    input_policy.tell_unused(len(relevant) - len(kept))
+    if not kept:
+        raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to {use}.")
+    columns = []
+    for name, store, text_ids in zip(("query", "document"), (query_store, doc_store), zip(*kept, strict=True), strict=True):
+        rows = store.rows_of(text_ids)
+        if (rows < 0).any():
+            unknown = dict.fromkeys(text_ids[position] for position in np.flatnonzero(rows < 0).tolist())
+            raise beir.unknown_ids(list(unknown), f"{name} ids of the qrels that are not in {store.store_dir}")
+        columns.append(rows)
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
     """The data that a trainer reads from any source of pairs.
 
     Args:
-        pairs: the training pairs.
-        dev_qrels: judgements that score checkpoints, of texts in the pairs' stores; None for no evaluation.
+        pairs: with their texts, tokenizers and judgements for checkpoints.
         options, share: of the source.
 
     Raises:
@@ -211,48 +203,33 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
     """
     for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
-    drop = not options.keep_identical_ids
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
     passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
-    texts = TrainingTexts(pairs.name, *pairs.stores, pairs.rows, dict(pairs.hashes), passages, drop_identical_ids=drop)
+    pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
     _tell_cut(pairs, options)
+    num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
+    brought = {
+        name: Negatives(rows, drawn) for name, drawn in num_drawn.items() if drawn and (rows := getattr(pairs, name)) is not None
+    }
     mined = None
     if options.negatives_dir:
-        drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
         is_first = share.host_index == 0
-        mined = follow(options.negatives_dir, share.run_dir, texts, source=share.source, num_drawn=drawn, is_first=is_first)
-    brought = pairs.negatives or {}
-    scores = _teacher_scores(pairs, brought, options)
-    guide = open_guide(options.guide_dir, *pairs.stores, pairs.hashes) if options.guide_dir else None
-    negatives = mined.at if mined else lambda step: brought
-    make = functools.partial(
-        batches_.pair_batches,
-        *pairs.stores,
-        pairs.rows,
-        batch_size=options.batch_size,
-        max_query_length=options.max_query_length,
-        max_doc_length=options.max_doc_length,
-        seed=options.seed,
-        unique_in_batch=options.unique_in_batch,
-        pack=options.pack,
-        length_multiple=options.length_multiple,
-        row_multiple=share.row_multiple,
-        negatives=negatives,
-        doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
-        positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
-        scores=scores,
-        guide=guide,
-        epoch_order=pairs.epoch_order,
-        host_index=share.host_index,
-        num_hosts=share.num_hosts,
+        mined = follow(options.negatives_dir, share.run_dir, pairs, source=share.source, num_drawn=num_drawn, is_first=is_first)
+    batches = PairBatches(
+        pairs,
+        options,
+        share,
+        negatives=mined.at if mined else lambda step: brought,
+        doc_texts=_doc_texts(pairs, options, has_neg_docs=mined is not None or "neg_docs" in brought),
+        scores=_teacher_scores(pairs, brought, options),
+        guide=open_guide(options.guide_dir, *pairs.stores, pairs.hashes) if options.guide_dir else None,
     )
-    num_drawn = mined.num_drawn if mined else {name: negatives.num_drawn for name, negatives in brought.items()}
+    drawn = mined.num_drawn if mined else {name: negatives.num_drawn for name, negatives in brought.items()}
     dev = None
-    if dev_qrels is not None:
+    if pairs.dev_qrels is not None:
         sizes = (options.dev_max_queries, options.dev_max_docs)
-        dev = dev_set(dev_qrels, *pairs.stores, *sizes, keep_identical_ids=options.keep_identical_ids)
-    batches = _no_batches if share.is_joined else make()
+        dev = dev_set(pairs.dev_qrels, *pairs.stores, *sizes, keep_identical_ids=options.keep_identical_ids)
     return TrainingSet(
         batches=batches,
         batch_size=options.batch_size,
@@ -261,29 +238,27 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         dev=dev,
         query_ids=pairs.query_store.ids,
         doc_ids=pairs.doc_store.ids,
-        texts=texts,
         mined=mined,
         has_negatives=mined is not None or bool(brought),
         texts_of_a_pair={
             "max_passages": options.max_passages,
-            **{f"num_{name}": number for name, number in num_drawn.items()},
-            "has_scores": scores is not None,
-            "has_guide": guide is not None,
+            **{f"num_{name}": number for name, number in drawn.items()},
+            "has_scores": batches.scores is not None,
+            "has_guide": bool(options.guide_dir),
         },
-        drawn_from=DrawnFrom(pairs, options, negatives, batches, scores),
     )
 
 
-def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
+def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
     """The `scores` of batches: from the options' file, else from the pairs."""
     if options.teacher_scores:
-        return teacher_scores.of_file(options.teacher_scores, pairs.rows, *pairs.stores)
+        return teacher_scores.of_file(options.teacher_scores, pairs.pairs, *pairs.stores)
     if pairs.scores is None:
         return None
-    return teacher_scores.of_array(pairs.scores, pairs.rows, brought["neg_docs"].rows if "neg_docs" in brought else None)
+    return teacher_scores.of_array(pairs.scores, pairs.pairs, brought["neg_docs"].rows if "neg_docs" in brought else None)
 
 
-def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
+def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
     """Says how many of the texts are longer than a batch holds of them."""
     docs = pairs.doc_store
     specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
@@ -298,46 +273,30 @@ def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
         if limit[1] < 1:  # a curriculum then says how many queries have no room
             continue
         is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
-        is_trained_on[pairs.rows[:, side]] = True
+        is_trained_on[pairs.pairs[:, side]] = True
         input_policy.tell_cut(pairs.name, kind, pairs.stores[side].lengths(sys.maxsize)[is_trained_on], *limit)
 
 
-def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-    return iter(())
-
-
-def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
+def _doc_texts(pairs: TrainingPairs, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
     """The texts that are encoded in place of documents' beginnings: passages, or documents with a generated query; else None."""
+    passages = pairs.passages
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     curriculum_texts.check(options, has_neg_docs=has_neg_docs)
-    golds, ranked = pairs.ranked_queries()
     expanded = curriculum_texts.open_expansion(
-        options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
-        tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
-        has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir),
-    )  # fmt: skip
+        pairs, options, options.curriculum, has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir)
+    )
     expanded.check_room(options.max_doc_length)
     return DocTexts(expanded.store, expanded.rows_of)
 
 
-def _for_both(
-    dataset_dir: str,
-    split: str,
-    doc_tokenizer: Tokenizer,
-    queries: TokenStore,
-    number: int,
-    cache_dir: str,
-    *,
-    skip_empty: bool,
-) -> QueriesForBoth | None:
-    """A fixed random sample of a split's queries; None where none is asked for."""
-    if number < 1:
-        return None
-    asked = _read_split(dataset_dir, split).keys() - set(queries.skipped_ids)
+def queries_for_both(
+    asked: Iterable[str], number: int, queries: TokenStore, for_doc_tower: Callable[[np.ndarray], TokenStore]
+) -> QueriesForBoth:
+    """A fixed random sample of queries by their ids; `for_doc_tower` gives the queries of these rows by its tokenizer."""
     sampled = sorted(asked, key=_hash)[:number]
-    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
-    return QueriesForBoth(queries, store, np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64))
+    rows = np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64)
+    return QueriesForBoth(queries, for_doc_tower(rows), rows)
 
 
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
@@ -351,7 +310,7 @@ def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages:
     if max_passages == 1:
         return None
     if isinstance(tokenizer, PromptedTokenizer):
-        raise InputError("only a document's first passage would have the prompt; set beir_pairs.max_passages to 1.")
+        raise InputError("only a document's first passage would have the prompt; set PairsOptions.max_passages to 1.")
     return PassageStore(docs, length, max_passages=max_passages)
 
 
@@ -427,7 +386,7 @@ def dev_set(
     # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
     sampled = sorted(qrels, key=_hash)[:max_queries]
     qrels = {query_id: qrels[query_id] for query_id in sampled}
-    pairs = batches_.qrel_pairs(qrels, queries, docs, use="score on the dev split")
+    pairs = qrel_pairs(qrels, queries, docs, use="score on the dev split")
     relevant = np.unique(pairs[:, 1]).astype(np.int64)
     others = np.setdiff1d(np.arange(docs.num_texts), relevant)
     sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]

@@ -34,12 +34,15 @@ def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
 
 def option(name: str) -> str:
     """How the user of the running command sets an option of this policy; for messages."""
-    return _SPELLING.get().format(name)
+    spelling = _SPELLING.get()
+    if name == "keep_identical_ids" and "." in spelling:
+        return f"PairsOptions.{name}=True"
+    return spelling.format(name)
 
 
 @contextlib.contextmanager
 def spelled(spelling: str) -> Iterator[None]:
-    """Messages from within name options so, such as "--gin.beir_pairs.{}=True"; within another `spelled`, its spelling stands."""
+    """Messages from within name options so, such as "beir_pairs.{}=True"; within another `spelled`, its spelling stands."""
     token = _SPELLING.set(spelling if _SPELLING.get() == _FLAG else _SPELLING.get())
     try:
         yield

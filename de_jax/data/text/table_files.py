@@ -14,12 +14,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from de_jax.files import json_objects, outputs, reading, schema
-from de_jax.files.buckets import is_address
 from de_jax.settings import LOCAL
 from de_jax.types import InputError
 
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Where rows are.
+    """Where rows are, and how they are read.
 
     Attributes:
         source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
@@ -58,12 +58,17 @@ class Table(NamedTuple):
         header: names of the columns, for csv and tsv files without a first line that names them.
         split: of a `datasets` folder with several, or of the hub; other tables have "train" alone.
         subset: of a name of the hub that has several.
+        columns: the column of query, doc, ..., as in `table_rows.NAMES`; several of neg_docs with commas between; "" where the
+            table's column is not to be used. Those not named are found by their names.
+        skip_bad_rows: pass over rows that cannot be used, and count them on stderr, instead of refusing them.
     """
 
     source: str | Rows
     header: tuple[str, ...] = ()
     split: str = "train"
     subset: str = ""
+    columns: Mapping[str, str] = MappingProxyType({})
+    skip_bad_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -135,7 +140,7 @@ def _paths(source: Any) -> list[str] | None:
 
 
 def _files_at(path: str, table: Table) -> list[Path]:
-    if is_address(path):
+    if "://" in path:
         raise InputError(f"the table is {path}; it must be {LOCAL}.")
     if Path(path).is_dir():
         return _files_of_dataset(Path(path), table.split)

@@ -69,29 +69,14 @@ class Reading:
         columns: of the first row.
     """
 
-    def __init__(self, table: Table, columns: Mapping[str, str], *, skip_bad_rows: bool = False) -> None:
-        """Reads nothing yet.
-
-        Args:
-            table: where the rows are.
-            columns: the column of a query, doc, ..., as in `NAMES`; several of neg_docs with commas between; "" where the table's
-                column is not to be used. Those not named are found by their names.
-            skip_bad_rows: pass over rows that cannot be used, and count them on stderr, instead of refusing them.
-
-        Raises:
-            InputError: something else than query, doc, ... is named.
-        """
-        if unknown := [name for name in columns if name not in NAMES]:
+    def __init__(self, table: Table) -> None:
+        """Reads nothing yet; raises `InputError` where a column is named for something else than query, doc, ..."""
+        if unknown := [name for name in table.columns if name not in NAMES]:
             raise InputError(f"a table has no '{unknown[0]}'; its columns can be named for {', '.join(NAMES)}.")
-        self.table, self._given, self._skip = table, columns, skip_bad_rows
+        self.table = table
         self.num_rows = self.num_bad_rows = 0
         self.columns: Columns = {}
         self._by_names: dict[tuple[str, ...], Columns] = {}
-
-    @property
-    def settings(self) -> list[Any]:
-        """How the rows are read, as JSON."""
-        return [sorted(self._given.items()), self._skip]
 
     def examples(self) -> Iterator[Example]:
         """Yields what each row says.
@@ -106,7 +91,7 @@ class Reading:
                 one = self._example(row)
             except ValueError as error:
                 sentence = f"{row.place}: {error}"
-                if not self._skip:
+                if not self.table.skip_bad_rows:
                     skip = input_policy.option("skip_bad_rows")
                     raise InputError(f"{sentence}; fix the row, or skip bad rows with {skip}.") from None
                 self.num_bad_rows += 1
@@ -126,7 +111,7 @@ class Reading:
             raise ValueError(row.fault)
         names = tuple(row.values)
         if names not in self._by_names:
-            self._by_names[names] = columns_of(names, self._given)
+            self._by_names[names] = columns_of(names, self.table.columns)
             self.columns = self.columns or self._by_names[names]
         columns, values = self._by_names[names], dict(row.values)
         if row.is_csv:
@@ -136,7 +121,7 @@ class Reading:
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         try:
-            columns = columns_of(names, self._given)
+            columns = columns_of(names, self.table.columns)
         except ValueError as error:
             raise InputError(f"{self.table.name}: {error}.") from None
         return [name for some in columns.values() for name in some]
@@ -150,7 +135,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
 
     Args:
         names: of the table's columns.
-        given: see `Reading`.
+        given: see `Table.columns`.
 
     Raises:
         ValueError: a missing column, no column for the query or the document, or several columns for a role except neg_docs. The

@@ -130,7 +130,7 @@ class StopWhenAligned:
         if self._alignment.measure == KL and self._delta() is None:
             warnings.warn(
                 f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
-                "which does not fit these queries; the stage ends by Alignment.patience or train.num_steps. "
+                "which does not fit these queries; the stage ends by Alignment.patience or Optimization.num_steps. "
                 "Alignment.delta gives another threshold.",
                 stacklevel=3,
             )

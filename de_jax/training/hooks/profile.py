@@ -26,12 +26,12 @@ class ProfileSteps:
 
     def __init__(self, profile_dir: str | Path, *, first: int, count: int, num_steps: int, start_step: int = 0) -> None:
         if first < 2 or count < 1:
-            raise InputError(f"train.profile_steps is {(first, count)}; give (first, count), first at least 2, count at least 1.")
+            raise InputError(f"Logging.profile_steps is {(first, count)}; give (first, count), first at least 2, count at least 1.")
         self._profile_dir, self._first, self._last = str(profile_dir), first, min(first + count - 1, num_steps)
         self._is_tracing = False
         if first - 2 < start_step <= num_steps - 2 and not Path(profile_dir).exists():
             warnings.warn(
-                f"train.profile_steps begins at update {first}, but the run continues after update {start_step}, so nothing is "
+                f"Logging.profile_steps begins at update {first}, but the run continues after update {start_step}, so nothing is "
                 f"traced; give a first update from {start_step + 2} on.",
                 stacklevel=2,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -24,7 +25,12 @@ OptimizerFn = Callable[[Schedule, Params], optax.GradientTransformation]
 
 @checked
 def linear(
-    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+    *,
+    peak: PositiveFloat,
+    num_steps: PositiveInt,
+    warmup_steps: NonNegativeInt = 0,
+    end: NonNegativeFloat = 0.0,
+    decay_steps: PositiveInt | None = None,
 ) -> Schedule:
     """From 0 to `peak` over the warm-up, then straight to `end`, reached exactly at the last of `num_steps` updates.
 
@@ -35,17 +41,23 @@ def linear(
         num_steps: updates of the whole run.
         warmup_steps: updates before the peak.
         end: learning rate of the last update.
+        decay_steps: the update that reaches `end`, where it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
     """
-    return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress)
+    return _after_warmup(peak, decay_steps or num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress)
 
 
 @checked
 def cosine(
-    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+    *,
+    peak: PositiveFloat,
+    num_steps: PositiveInt,
+    warmup_steps: NonNegativeInt = 0,
+    end: NonNegativeFloat = 0.0,
+    decay_steps: PositiveInt | None = None,
 ) -> Schedule:
     """As `linear`, but along half a cosine."""
     return _after_warmup(
-        peak, num_steps, warmup_steps, lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        peak, decay_steps or num_steps, warmup_steps, lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
     )
 
 
@@ -79,6 +91,7 @@ def adafactor(
     params: Params,
     *,
     decay_rate: Annotated[float, Range(0.0, 1.0, above=True)] = 0.8,
+    decay_offset: NonNegativeInt = 0,
     min_dim_size_to_factor: PositiveInt = 128,
     multiply_by_parameter_scale: bool = True,
     weight_decay: NonNegativeFloat = 0.0,
@@ -90,23 +103,26 @@ def adafactor(
         schedule: learning rate per update.
         params: the tree that it will update, to check `decayed` against.
         decay_rate: exponent of the second moment's memory.
+        decay_offset: updates that this memory counts before the first. A run of T5X that continues pretraining at update 1,000,000
+            with new moments has 1,000,000: each update of a tensor then has a root mean square of 1 before the rate.
         min_dim_size_to_factor: smallest two dimensions whose second moment is kept as row and column means.
-        multiply_by_parameter_scale: whether a step is relative to its parameter's root mean square.
+        multiply_by_parameter_scale: whether a step is relative to its parameter's root mean square. Steps of a scalar, such as a
+            learned temperature, never are: it may be 0.
         weight_decay: per update, times the learning rate.
         decayed: patterns of the parameters that decay.
     """
     if weight_decay:
         paths.check_patterns("weight decay", decayed, params)
-    core = optax.adafactor(
-        learning_rate=None,
-        min_dim_size_to_factor=min_dim_size_to_factor,
-        decay_rate=decay_rate,
-        multiply_by_parameter_scale=multiply_by_parameter_scale,
-        clipping_threshold=1.0,
+    core = optax.chain(  # as optax.adafactor has them
+        optax.scale_by_factored_rms(
+            decay_rate=decay_rate, step_offset=-decay_offset, min_dim_size_to_factor=min_dim_size_to_factor
+        ),
+        optax.clip_by_block_rms(1.0),
+        *([optax.stateless(_relative)] if multiply_by_parameter_scale else []),
+        optax.scale(-1),
     )
     # optax's own weight decay is not scaled by the learning rate, so it is added before the scaling here.
     decay = optax.add_decayed_weights(-weight_decay, mask=path_mask(decayed)) if weight_decay else optax.identity()
-    # optax.adafactor ends by flipping the sign; the schedule then only scales.
     return optax.chain(core, decay, optax.scale_by_schedule(schedule))
 
 
@@ -185,7 +201,8 @@ def _check_turns(alternate: Sequence[str], params: Params, frozen: Sequence[str]
         own = [path for path in paths.all_paths(params) if paths.matches([pattern], path)]
         if own and all(paths.matches(frozen, path) for path in own):
             raise InputError(
-                f"train.alternate trains {pattern!r} in turn, and train.frozen freezes all of it; leave one of them out."
+                f"Optimization.alternate trains {pattern!r} in turn, and Optimization.frozen freezes all of it; leave "
+                "one of them out."
             )
 
 
@@ -215,10 +232,10 @@ def alternating(
     paths.check_patterns("alternate", patterns, params)
     turns = len(patterns)
     if turns < 2:
-        raise InputError(f"train.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
+        raise InputError(f"Optimization.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
     turns_of = lambda path: [str(turn) for turn in range(turns) if paths.matches([patterns[turn]], path)]  # noqa: E731
     if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
-        raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
+        raise InputError(f"two patterns of Optimization.alternate match {twice[0]}; let one of them match it.")
 
     def in_turn(turn: int) -> optax.GradientTransformation:
         own = make(lambda own_step: schedule(own_step * turns + turn))
@@ -272,6 +289,13 @@ def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callabl
 def path_mask(patterns: Sequence[str]) -> Callable[[Params], Params]:
     """For optax: of a tree, which leaves a pattern matches."""
     return lambda params: paths.map_with_path(lambda path, _: paths.matches(patterns, path), params)
+
+
+def _relative(updates: Params, params: Params | None) -> Params:
+    """Updates times the root mean square of their parameters, of scalars left alone."""
+    by_rms = optax.scale_by_param_block_rms()
+    scaled, _ = by_rms.update(updates, by_rms.init(params), params)
+    return jax.tree.map(lambda new, old: new if old.ndim else old, scaled, updates)
 
 
 def _scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from de_jax.data.batches.pair_batches import prefetch
+from de_jax.data.batches.prefetch import prefetch
 from de_jax.files import mirrors
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnSignal

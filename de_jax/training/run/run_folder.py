@@ -2,7 +2,7 @@
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
           origin.json         where the parameters came from, of a run that `de-jax import_model` made
-          recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
+          recipe.json         every setting that was in effect, see `Recipe.load`
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
@@ -159,7 +159,7 @@ def _without_training_settings(described: Any) -> Any:
 def write_run(
     run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side, origin: Sequence[str] = ()
 ) -> None:
-    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
+    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `Initialization.init_from`.
 
     Args:
         run_dir: absent or empty; it appears once it is complete.

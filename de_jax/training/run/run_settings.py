@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from de_jax.files import buckets, schema
-from de_jax.files.reading import read_lines
 from de_jax.training.run.run_folder import ORIGIN_FILE, RECIPE_FILE, RUN
-from de_jax.types import InputError
 
-
-def read_settings(run_dir: str | Path) -> dict[str, str]:
-    """The settings of a run as its config.gin has them, by name, macros replaced; none where it was not trained here.
-
-    A run that no gin file describes has them in recipe.json: there, a setting's name is that of its function or class.
-    """
-    path, described = Path(run_dir) / "config.gin", Path(run_dir) / RECIPE_FILE
-    if not path.exists() and described.exists():
-        return dict(_named_settings("train", read_recipe_file(run_dir) or {}))
-    settings: dict[str, str] = {}
-    name = ""
-    for number, line in read_lines(path) if path.exists() else ():
-        if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
-            if not name:
-                raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
-            settings[name] = f"{settings[name]} {line.strip()}".strip()
-        elif line.startswith(("#", "import ", "from ")):
-            name = ""
-        elif " =" in line:
-            name, _, value = line.partition(" =")
-            name = name.strip()
-            settings[name] = value.strip().removesuffix("\\").strip()
-        else:
-            raise InputError(f"{path}, line {number}: neither a setting nor a comment.")
-    return {name: settings.get(value.removeprefix("%"), value) if value[:1] == "%" else value for name, value in settings.items()}
+_CLOSURE, _OPENS = "pretrained_tokenizer.<locals>.tokenizer", "de_jax.interop.fine_tuning.tokenizer_of"
+"""The place of a model's tokenizer, before and now."""
 
 
 def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
-    """The recipe of a run, as `recipe_file.to_json` gives it; None for a run of version 0.1, which lacks it.
+    """The recipe of a run, as `recipe_file.to_json` gives it; None for a folder without one, such as an imported model.
 
     Raises:
         InputError: recipe.json is damaged.
     """
     path = Path(run_dir) / RECIPE_FILE
     found: dict[str, Any] | None = schema.read(path, schema.map_of(lambda value: value)) if path.is_file() else None
-    return found
+    return found and _of_today(found)
 
 
 def origins(run_dir: str | Path) -> list[str]:
@@ -68,22 +42,17 @@ def origins(run_dir: str | Path) -> list[str]:
     return list(dict.fromkeys(source for one in found for source in (origins(one) if Path(one) != run_dir else [])))
 
 
-def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    scope = f"{name.rpartition('/')[0]}/".lstrip("/")  # of a source of a mixture
-    for key, value in settings.items():
-        if part := _name_of(value):
-            yield f"{name}.{key}", f"@{scope}{part}"
-            yield from _named_settings(f"{scope}{part}", value)
-        elif isinstance(value, dict) and value and all(map(_name_of, value.values())):
-            sources = {source: f"{source}/{_name_of(one)}" for source, one in value.items()}
-            yield f"{name}.{key}", "{" + ", ".join(f"{source!r}: @{part}" for source, part in sources.items()) + "}"
-            for source, part in sources.items():
-                yield from _named_settings(part, value[source])
-        else:
-            yield f"{name}.{key}", repr(value)
-
-
-def _name_of(described: Any) -> str:
-    """The name of a function or class that recipe.json describes; "" for a value."""
-    place = (described.get("function") or described.get("type") or "") if isinstance(described, dict) else ""
-    return str(place).rpartition(".")[2]
+def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with the names that its settings have now."""
+    start, data = recipe.get("initialization") or {}, recipe.get("data") or {}
+    for source in (data.get("sources") or {"": data}).values():
+        source.pop("share", None)
+        options = source.get("options") or {}
+        if "num_for_both" in source:
+            options["num_for_both"] = source.pop("num_for_both")
+        for name, tower in (("tokenizer", "query"), ("doc_tokenizer", "doc")):
+            if str((options.get(name) or {}).get("function") if isinstance(options.get(name), dict) else "").endswith(_CLOSURE):
+                init_from = start.get("init_from")
+                model = init_from.get(tower) if isinstance(init_from, dict) else init_from
+                options[name] = {"function": _OPENS, "source": model, "tower": tower}
+    return recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import jax
 
@@ -12,9 +12,12 @@ from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range,
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding_rules import Rules
-from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
+from de_jax.training.optim.lamb import ance_lamb, lamb
+from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
 from de_jax.types import Params
 
+BY_NAME: dict[str, Any] = {one.__name__: one for one in (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)}
+"""Optimizers and schedules."""
 settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
@@ -23,8 +26,8 @@ class Optimization:
     """How parameters are updated.
 
     Attributes:
-        optimizer: `adafactor`, `adamw`, `lamb`, `ance_lamb` or a function of the same type.
-        schedule: `linear`, `cosine` or `rsqrt`; it is called with the peak and the number of steps.
+        optimizer: "adafactor", "adamw", "lamb", "ance_lamb", or a function of the same type, such as `partial(adamw, b2=0.98)`.
+        schedule: "linear", "cosine", "rsqrt", or a function that is called with the peak and the number of steps.
         num_steps: updates of the whole run.
         learning_rate: the schedule's peak.
         clip_norm: largest global gradient norm; None for no limit.
@@ -40,8 +43,8 @@ class Optimization:
         1.0
     """
 
-    optimizer: OptimizerFn = adafactor
-    schedule: Callable[..., Schedule] = linear
+    optimizer: OptimizerFn | Literal["adafactor", "adamw", "lamb", "ance_lamb"] = adafactor
+    schedule: Callable[..., Schedule] | Literal["linear", "cosine", "rsqrt"] = linear
     num_steps: PositiveInt = 20000
     learning_rate: PositiveFloat = 1e-3
     clip_norm: PositiveFloat | None = 1.0
@@ -51,18 +54,21 @@ class Optimization:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.optimizer", self.optimizer, "schedule", "params", like="adafactor")
-        check_call("train.schedule", self.schedule, options=("peak", "num_steps"), like="linear")
+        for name in ("optimizer", "schedule"):
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, BY_NAME[given])
+        check_call("Optimization.optimizer", cast(OptimizerFn, self.optimizer), "schedule", "params", like="adafactor")
+        check_call("Optimization.schedule", cast(Any, self.schedule), options=("peak", "num_steps"), like="linear")
         self.rates()  # a schedule refuses settings that do not fit the number of steps
 
     def rates(self) -> Schedule:
         """The learning rate by step."""
-        return self.schedule(peak=self.learning_rate, num_steps=self.num_steps)
+        return cast(Any, self.schedule)(peak=self.learning_rate, num_steps=self.num_steps)
 
     def tx(self, params: Params, known: Params | None = None) -> Any:
         """The optimizer of these parameters, arrays or their shapes; `known` as of `make_optimizer`."""
         return make_optimizer(
-            self.optimizer,
+            cast(OptimizerFn, self.optimizer),
             self.rates(),
             params,
             clip_norm=self.clip_norm,
@@ -95,7 +101,7 @@ class Devices:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.mesh", self.mesh, like="make_mesh")
+        check_call("Devices.mesh", self.mesh, like="make_mesh")
 
 
 @settings_group

@@ -39,7 +39,7 @@ def check(project: str) -> None:
         InputError: not such a name, no package `wandb`, or no login while W&B is online.
     """
     if not re.fullmatch(r"(?:[^/\\#?%:]+/)?[^/\\#?%:]+", project):
-        raise InputError(f"train.wandb is {project!r}; it must be a project of W&B, such as 'retrieval' or 'my-team/retrieval'.")
+        raise InputError(f"Logging.wandb is {project!r}; it must be a project of W&B, such as 'retrieval' or 'my-team/retrieval'.")
     wandb = _package()
     try:
         is_online = wandb.setup().settings.mode not in _OFFLINE
@@ -125,7 +125,7 @@ def _package() -> Any:
         import wandb
     except ImportError:
         raise InputError(
-            "train.wandb needs the package wandb; install it with pip install 'de_jax[wandb]', or leave train.wandb out."
+            "Logging.wandb needs the package wandb; install it with pip install 'de_jax[wandb]', or leave Logging.wandb out."
         ) from None
     return wandb
 

@@ -40,7 +40,8 @@ class Lora:
     parameters are the base: they have neither a gradient nor a place in the optimizer's state, and a run saves them once.
 
     Attributes:
-        pattern: of the paths of the kernels that get an adapter, all in encoders; by default those of Hu et al., section 4.2.
+        pattern: of the paths of the kernels that get an adapter, all in encoders; by default those of attention, as
+            in recipes/lora.gin. Hu et al., section 4.2, adapt `query` and `value` alone.
         rank: r, at most the smaller dimension of each of these kernels.
         alpha: the product is scaled by alpha / rank.
         dropout: share of an adapter's input that is dropped while training.
@@ -59,7 +60,7 @@ class Lora:
         ['shared/encoder/layers_0/wi/kernel']
     """
 
-    pattern: str = ".*/attention/(query|value)/kernel"
+    pattern: str = ".*/attention/(query|key|value|out)/kernel"
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
     dropout: ShareBelowOne = 0.0

@@ -30,7 +30,7 @@ def chunked(encode: Encode, num_chunks: int) -> Encode:
     def run(params: Params, tokens: Array, rng: Array | None = None, lengths: Array | None = None) -> Array:
         num_rows = len(tokens)
         if num_rows % num_chunks:
-            raise InputError(f"{num_rows} rows cannot be cut into {num_chunks} equal chunks; change train.num_chunks.")
+            raise InputError(f"{num_rows} rows cannot be cut into {num_chunks} equal chunks; change Devices.num_chunks.")
         # Neighbouring rows go to different chunks: a device keeps its own rows. Contiguous chunks would move every row,
         # and each device would compute the whole gradient.
         cut = lambda rows: rows.reshape(num_rows // num_chunks, num_chunks, -1).swapaxes(0, 1)  # noqa: E731

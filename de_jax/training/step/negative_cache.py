@@ -103,9 +103,9 @@ class NegativeCache:
             InputError: the batch has mined negatives already, or documents of several passages.
         """
         if batch.neg_docs is not None:
-            raise InputError("train.negative_cache and negatives_dir both give documents as negatives; set one of them.")
+            raise InputError("HardNegatives.negative_cache and negatives_dir both give documents as negatives; set one of them.")
         if jnp.ndim(batch.doc.slots if isinstance(batch.doc, Packed) else batch.doc[..., 0]) > 1:
-            raise InputError("train.negative_cache is for documents of one passage; set max_passages to 1.")
+            raise InputError("HardNegatives.negative_cache is for documents of one passage; set max_passages to 1.")
         e = jax.lax.stop_gradient(e)
         return sample(cache, e, scores.scale_of(e, temperature), self.num_negatives, key)
 
@@ -226,13 +226,13 @@ def temperature_of(loss: LossFn) -> float | None:
             found.append((name_of(part) == "sampled_softmax", bound(part, "temperature")))
     if not found:
         raise InputError(
-            f"train.negative_cache draws by the temperature of the loss, but {name_of(loss)} has none; take another loss."
+            f"HardNegatives.negative_cache draws by the temperature of the loss, but {name_of(loss)} has none; take another loss."
         )
     told = {temperature for is_sampled, temperature in found if is_sampled}
     if len(told) > 1:
         raise InputError(
             f"the loss has sampled_softmax at the temperatures {' and '.join(map(str, told))}, but the draws of "
-            "train.negative_cache are of one temperature; give all the same."
+            "HardNegatives.negative_cache are of one temperature; give all the same."
         )
     return max(found, key=lambda one: one[0])[1]
 
