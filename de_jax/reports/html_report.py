@@ -38,30 +38,8 @@ NOTES = {
 }
 
 
-def write_embeddings(
-    out_html: Path, title: str, about: Mapping[str, Any], numbers: Mapping[str, Any], pictures: Sequence[Picture]
-) -> None:
-    """Writes the report of an embedding analysis.
-
-    Args:
-        out_html, title, pictures: as of `write`.
-        about: facts about the analysis, by name.
-        numbers: as of an `Analysis`; "groups" is left to its picture and to analysis.json.
-    """
-    counts = {name: value for name, value in numbers.items() if name.startswith("num_")}
-    measured = {name: value for name, value in numbers.items() if name not in (*counts, "groups")}
-    write(out_html, title, {"": facts({**about, **counts}), "Measures": facts(measured)}, pictures)
-
-
 def write(out_html: Path, title: str, sections: Mapping[str, str], pictures: Sequence[Picture]) -> None:
-    """Writes a report; the pictures are read from its folder.
-
-    Args:
-        out_html: the file.
-        title: its headline.
-        sections: HTML by headline; the section "" has no headline.
-        pictures: in the order of the page, after all sections.
-    """
+    """Writes a report: HTML by headline ("" has none), then the pictures, which are read from its folder."""
     figures = "".join(_figure(out_html.parent / picture.file, picture.caption) for picture in pictures)
     body = [f"<h1>{html.escape(title)}</h1>"]
     for headline, section in {**sections, "Pictures": figures}.items():
@@ -72,14 +50,14 @@ def write(out_html: Path, title: str, sections: Mapping[str, str], pictures: Seq
 
 def facts(numbers: Mapping[str, Any]) -> str:
     """A table of values by name, with their notes of `NOTES`; the name of a nested value follows the name of its group."""
-    return _table(list(_rows(numbers)))
+    return f"<table>{''.join(_rows(numbers))}</table>"
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table with a head; the first column is words."""
     cells = [f"<th>{html.escape(name)}</th>" for name in head]
     lines = [[f"<td>{html.escape(str(first))}</td>", *(_value(value) for value in values)] for first, *values in rows]
-    return _table([f"<tr>{''.join(line)}</tr>" for line in (cells, *lines)])
+    return "".join(["<table>", *(f"<tr>{''.join(line)}</tr>" for line in (cells, *lines)), "</table>"])
 
 
 def _rows(numbers: Mapping[str, Any], above: str = "", note: str = "") -> Iterator[str]:
@@ -90,21 +68,13 @@ def _rows(numbers: Mapping[str, Any], above: str = "", note: str = "") -> Iterat
             yield from _rows(value, label, own_note)
             note = "" if not above else note
         else:
-            yield _row(label, value, own_note)
+            yield f"<tr><td>{html.escape(label)}</td>{_value(value)}<td class=note>{html.escape(own_note)}</td></tr>"
             note = ""
-
-
-def _row(name: str, value: Any, note: str) -> str:
-    return f"<tr><td>{html.escape(name)}</td>{_value(value)}<td class=note>{html.escape(note)}</td></tr>"
 
 
 def _value(value: Any) -> str:
     shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
     return f"<td class=value>{html.escape(shown)}</td>"
-
-
-def _table(rows: Sequence[str]) -> str:
-    return f"<table>{''.join(rows)}</table>"
 
 
 def _figure(png: Path, caption: str) -> str:
