@@ -71,7 +71,6 @@ RULES = {
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
     "de_jax.retrieval.faiss_filling": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
-    "de_jax.retrieval.vector_files": ABOVE_TRAINING.allowing("pyarrow"),
     "de_jax.mining": CONCERN,
     "de_jax.mining.imported": DATA,
     "de_jax.mining.teacher": CONCERN.allowing("sentence_transformers", "torch"),

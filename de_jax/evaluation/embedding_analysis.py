@@ -1,8 +1,7 @@
-"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
+"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_report` draws."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -62,8 +61,7 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
 
     Args:
         run: any run; where it reads several passages of a document, the first stands for it.
-        task: with judgements.
-        policy: whether empty texts are skipped and documents with the id of a query are dropped.
+        task, policy: with judgements; whether empty texts are skipped and documents with the id of a query are dropped.
         max_docs: documents embedded, a sample with all judged ones in it; None for all, which stay in the run's folder.
         seed: of the sample.
 
@@ -105,14 +103,9 @@ def _of_texts(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str]) ->
 def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
     """Geometry on samples, rankings on all; the numbers say how many of each.
 
-    Args:
-        texts: of a task.
-        depth: of the rankings, and ranks that count as recalled (DANCE's is 100); in small sets, where that would be everything,
-            only so many that there are two places for each text that is counted.
-        seed: of the samples.
-
-    Raises:
-        InputError: fewer than `MIN_TEXTS` queries with a relevant document.
+    `depth` is of the rankings, and ranks that count as recalled (DANCE's is 100); in small sets, where that would be everything,
+    only so many that there are two places for each text that is counted. Raises InputError for fewer than `MIN_TEXTS` queries with
+    a relevant document.
     """
     rng = np.random.default_rng(seed)
     pairs = _pairs(texts)
@@ -185,9 +178,9 @@ def _searched(texts: Texts, depth: int) -> tuple[_Search, _Search]:
                 by_doc.setdefault(doc_id, {})[query_id] = grade
     rows = np.array([row for row, doc_id in enumerate(texts.doc_ids) if doc_id in by_doc])
     judged_ids = [texts.doc_ids[row] for row in rows.tolist()]
-    search = functools.partial(_search, depth=depth, drop_identical_ids=texts.drop_identical_ids)
-    forward = search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels)
-    backward = search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc)
+    options: dict[str, Any] = {"depth": depth, "drop_identical_ids": texts.drop_identical_ids}
+    forward = _search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels, **options)
+    backward = _search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc, **options)
     return forward, backward
 
 
@@ -213,10 +206,7 @@ def _coverage(search: _Search, num_searched: int) -> dict[str, Any]:
     """How many different texts the rankings hold at their top; deep ones hold most of a small set."""
     found = [text_id for ranking in search.results.values() for text_id in itertools.islice(ranking, COVERAGE_DEPTH)]
     shares = {"unique_share": len(found), "share_of_documents": num_searched}
-    return {
-        "depth": min(COVERAGE_DEPTH, search.depth),
-        **{name: rounded(len(set(found)) / whole) for name, whole in shares.items()},
-    }
+    return {"depth": min(COVERAGE_DEPTH, search.depth)} | {name: rounded(len({*found}) / num) for name, num in shares.items()}
 
 
 def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,11 +97,7 @@ def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
 
 
 def beir_task(dataset_dir: str | Path, split: str) -> Task:
-    """The task of a BEIR folder that holds one data set.
-
-    Raises:
-        InputError: several data sets, or as of `beir_tasks`.
-    """
+    """The task of a BEIR folder that holds one data set; InputError for several, or as of `beir_tasks`."""
     task, *others = beir_tasks(dataset_dir, split)
     if others:
         raise InputError(f"{dataset_dir} holds {1 + len(others)} data sets; give the folder of one.")
@@ -118,11 +115,7 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
     if run is None:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
-
-    names = metrics.names_of(policy.measures)
-
-    def open_kept(folder: Path) -> Report:
-        return kept_report(folder, names)
+    open_kept = functools.partial(kept_report, names=metrics.names_of(policy.measures))
 
     def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
@@ -133,11 +126,7 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
 
 
 def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
-    """A task's embeddings by a run; those of the corpus are kept in the run's folder.
-
-    Raises:
-        InputError: see `evaluate`.
-    """
+    """A task's embeddings by a run; those of the corpus are kept in the run's folder. Raises InputError: see `evaluate`."""
     query_store, doc_store = _stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
     metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
@@ -217,13 +206,11 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
     report |= {"settings": _settings(policy, run)} | {system: metrics.means(of_queries) for system, of_queries in values.items()}
     if all(len(of_queries) > 1 for of_queries in values.values()):
         for name, of_mean in (("intervals", significance.confidence_interval), ("half_widths", significance.half_width)):
-            report[name] = {system: _of_means(of_mean, of_queries) for system, of_queries in values.items()}
+            report[name] = {
+                system: {measure: of_mean([query[measure] for query in of_queries.values()]) for measure in report[system]}
+                for system, of_queries in values.items()
+            }
     return report | ({"cost": cost} if policy.expansion and cost else {}), results
-
-
-def _of_means(of_mean: Callable[[Sequence[float]], Any], values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`of_mean` of each measure, given the values of its queries."""
-    return {name: of_mean([query[name] for query in values.values()]) for name in next(iter(values.values()))}
 
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:

@@ -72,11 +72,7 @@ class BM25Index:
             self._bm25.index(words, show_progress=False)
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
-        """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf.
-
-        Raises:
-            InputError: `k` is below 1.
-        """
+        """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf."""
         check_depth(k)
         ranking = empty_ranking(len(query_texts), k)
         for query, words in enumerate(self._words(query_texts)):

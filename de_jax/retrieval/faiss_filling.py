@@ -204,7 +204,7 @@ def _joined(parts: Sequence[Lists], code_size: int, lists_file: Path) -> Any:
         for number in range(len(sizes)):
             for array in (1, 2):
                 for part in parts:
-                    file.write(part[array][part[0][number] : part[0][number + 1]])
+                    file.write(part[array][part[0][number] : part[0][number + 1]].data)
         joined.totsize = file.tell()
     joined.this.disown()  # it will belong to an index
     return joined

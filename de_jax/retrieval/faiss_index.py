@@ -157,16 +157,7 @@ class FaissIndex:
         return cls.load(folder, options=options)
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The best k documents that the index finds for each query.
-
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, at least 1.
-
-        Raises:
-            InputError: another number of dimensions than the documents', a value that is not finite, or `k` below 1 or above
-                the limit of a GPU.
-        """
+        """The best k documents that the index finds for each query; InputError as of `ExactIndex`, or `k` above a GPU's limit."""
         check_search(queries, k, self._index.d)
         if self._max_depth < min(k, len(self._ids)):
             raise InputError(f"k is {k}; a GPU gives at most {self._max_depth} documents, so ask for fewer or search on the CPU.")
@@ -174,11 +165,7 @@ class FaissIndex:
         return ranking_of(self._search, queries, k, self._id_ranks, max_depth=self._max_depth, result_entries=RESULT_ENTRIES)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index to a folder that is absent, empty or an older saved index; it appears complete, by a rename.
-
-        Raises:
-            InputError: the folder holds something else.
-        """
+        """Writes the index to a folder that is absent, empty or a saved index (else InputError); it appears complete."""
 
         def write(path: Path) -> None:
             write_index(self._index, path)

@@ -94,10 +94,6 @@ class ExactIndex:
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; a corpus of fewer than k fills up with row -1 and score -inf.
 
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, at least 1.
-
         Raises:
             InputError: another number of dimensions than the documents', a value that is not finite, `k` below 1.
         """
@@ -111,13 +107,9 @@ class ExactIndex:
         return ranking
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
-        """The rank, from 1, of each query's first relevant document among all documents; 0 for a query without a relevant document.
+        """The rank, from 1, of each query's first relevant document (`relevant`: rows) among all; 0 for a query without one.
 
         Counts the documents with higher scores instead of ranking all, so that memory does not grow with the depth.
-
-        Args:
-            queries: [q, D] float32, finite.
-            relevant: rows of the relevant documents of each query.
         """
         check_finite(queries)
         blocks = self._blocks(queries)
@@ -265,8 +257,6 @@ def ranking_of(
 
     Args:
         found: asks the engine.
-        queries: no rows give an empty ranking.
-        k: depth of the ranking.
         id_ranks: see `ranks_by_id`.
         max_depth: the engine's limit; a deeper tie is cut as the engine cuts it.
         result_entries: results fetched at a time; bounds the memory.

@@ -20,8 +20,7 @@ def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: i
     """The passages that a run's documents are cut into; None where each is one text, which is the run's `max_passages = 1`.
 
     Args:
-        run: ranks them.
-        docs: with its vocabulary.
+        run, docs: documents with its vocabulary.
         length, stride: cut whole documents so instead; see `PassageStore`.
 
     Raises:
@@ -65,11 +64,7 @@ class MaxPIndex:
         self._num_docs, self._most_passages = len(num_passages), int(num_passages.max())
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The k best documents of each query; fewer fill up with row -1 and score -inf.
-
-        Raises:
-            InputError: `k` is below 1, and the errors of the index of passages.
-        """
+        """The k best documents of each query; fewer fill up with row -1 and score -inf."""
         check_depth(k)
         found = empty_ranking(len(queries), k)
         num_wanted = min(k, self._num_docs)

@@ -39,11 +39,7 @@ TIMEOUT = 30.0  # seconds, of a connection
 
 
 def name_of(folder: str | Path, *, float16: bool = False) -> str:
-    """The name of the collection of the embeddings in a folder: another model, corpus or length has another one.
-
-    Raises:
-        InputError: the folder is incomplete or damaged.
-    """
+    """The name of the collection of the embeddings in a folder: another model, corpus or length has another one."""
     manifest = EMBEDDINGS.read_manifest(folder)
     source = [str(manifest.get(name)) for name in ("model", "store", "tokenizer", "max_length", "num_texts", "dim")]
     return f"corpus_{folders.key_of(*source)}{'_float16' if float16 else ''}"
@@ -112,10 +108,8 @@ class MilvusIndex:
     k documents fills up with row -1 and score -inf. With the index type "FLAT" scores agree to float32 rounding.
 
     Args:
-        uri: see `upload`.
-        folder: of the embeddings.
+        uri, folder, ids: see `upload`.
         dim: of the queries.
-        ids: the documents' ids, parallel to the rows.
         params: of a search, such as {"nprobe": 16} or {"ef": 128}.
 
     Raises:
@@ -141,15 +135,7 @@ class MilvusIndex:
                 )
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The best k documents that Milvus finds for each query.
-
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, 1 to 16,384.
-
-        Raises:
-            InputError: another number of dimensions, a value that is not finite, `k` below 1 or above 16,384, or the server fails.
-        """
+        """The best k documents, 1 to 16,384, for each query; InputError as of `ExactIndex`, or the server fails."""
         if not 1 <= k <= MAX_DEPTH:
             raise InputError(f"k is {k}; Milvus gives 1 to {MAX_DEPTH} documents.")
         check_search(queries, k, self._dim)
@@ -170,11 +156,7 @@ class MilvusIndex:
 
 
 def require() -> Any:
-    """pymilvus.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """pymilvus; InputError if it is not installed."""
     try:
         import pymilvus
     except ImportError:

@@ -24,16 +24,13 @@ def quantize(embeddings: Float[Any, "n D"], precision: str, ranges: Float[Any, "
     outside the range get its first or last step. "binary": whether a value is above 0, eight dimensions a byte, less 128.
 
     Args:
-        embeddings: finite.
+        embeddings: finite, else InputError.
         precision: out of `PRECISIONS`.
-        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`. Compared
-            embeddings need the same ranges.
+        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`, at least two.
+            Compared embeddings need the same ranges.
 
     Returns:
         float32 [n, D], int8 [n, D], or for "binary" int8 [n, ceil(D / 8)].
-
-    Raises:
-        InputError: another precision, a value that is not finite, or no ranges and fewer than two embeddings.
 
     Example:
         >>> quantize(np.array([[0.0, -1.0], [100.5, 4.1], [255.0, 509.0]]), "int8").tolist()
@@ -53,11 +50,7 @@ def quantize(embeddings: Float[Any, "n D"], precision: str, ranges: Float[Any, "
 
 
 def ranges_of(embeddings: Float[Any, "n D"]) -> Float[np.ndarray, "2 D"]:
-    """The least and the greatest value of each dimension, float32; the more embeddings, the better they suit others.
-
-    Raises:
-        InputError: fewer than two embeddings.
-    """
+    """The least and the greatest value of each dimension, float32, of at least two embeddings; more of them suit others better."""
     if len(embeddings) < 2:
         raise InputError(
             f"int8 needs the range of each dimension, which {len(embeddings)} embeddings do not show; give ranges, the least and "
@@ -67,11 +60,7 @@ def ranges_of(embeddings: Float[Any, "n D"]) -> Float[np.ndarray, "2 D"]:
 
 
 def steps_of(ranges: Float[Any, "2 D"]) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
-    """Where the first step of each dimension begins, and how wide its steps are: 1 where the range is empty.
-
-    Raises:
-        InputError: a range that is not finite or ends before it begins.
-    """
+    """Where the first step of each dimension begins, and how wide its steps are: 1 where the range is empty."""
     starts, ends = np.asarray(ranges, np.float32)
     if not np.isfinite(ranges).all() or (ends < starts).any():
         raise InputError("ranges must be finite, the least values [D] first and the greatest [D] after them.")
@@ -110,16 +99,8 @@ class QuantizedIndex:
         >>> index.search(np.array([[1.0, 0.1]], np.float32), k=2).doc_rows.tolist()
         [[0, 2]]
 
-    Args:
-        codes: [n, D] of "int8", or [n, ceil(D / 8)] of "binary".
-        ids, devices: as of `ExactIndex`.
-        precision: "int8" or "binary".
-        ranges: that "int8" was made with.
-        embeddings: the documents themselves, float32; may be memory-mapped.
-        dim: D.
-
-    Raises:
-        InputError: ranges of other dimensions, or as `ExactIndex`.
+    `ranges` are those that "int8" was made with, `embeddings` float32 [n, D], which may be memory-mapped; the rest is as of
+    `ExactIndex`. Raises InputError for ranges of other dimensions.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class VectorIndex:
         if precision == "float32":
             index = ExactIndex(arrays.vectors, row_ids, devices=devices)
         else:
-            options = {"ranges": arrays.ranges, "embeddings": arrays.embeddings, "dim": dim, "devices": devices}
+            options: dict[str, Any] = {"ranges": arrays.ranges, "embeddings": arrays.embeddings, "dim": dim, "devices": devices}
             index = quantization.QuantizedIndex(arrays.vectors, row_ids, precision=precision, **options)
         self._index = index if arrays.doc_rows is None else MaxPIndex(index, arrays.doc_rows)
 
@@ -167,11 +167,7 @@ class VectorIndex:
         return self._index.search(queries, int(k))
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index to a folder that is absent, empty or an older one; it appears complete, by a rename.
-
-        Raises:
-            InputError: the folder holds something else.
-        """
+        """Writes the index to a folder that is absent, empty or an older one (else InputError); it appears complete."""
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
         about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
         with mirrors.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
@@ -182,11 +178,7 @@ class VectorIndex:
 
     @classmethod
     def load(cls, folder: str | Path, *, devices: Sequence[Any] | None = None) -> VectorIndex:
-        """The index that `save` wrote; its arrays stay on disk, and a search reads them.
-
-        Raises:
-            InputError: the folder is absent, half-written, damaged or of another version.
-        """
+        """The index that `save` wrote; its arrays stay on disk, and a search reads them. InputError: none there, or damaged."""
         folder = mirrors.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
         ids = schema.read(folder / IDS_FILE, schema.texts, mend=mend, max_bytes=None)
