@@ -26,8 +26,7 @@ from benchmarks import lengths, measure
 from de_jax import command
 from de_jax.files.outputs import write_json
 from de_jax.interop.architectures import t5
-from de_jax.interop.pretrained import disassemble
-from de_jax.interop.safetensors_files import FILE, save
+from de_jax.interop.pretrained import FILE, disassemble, save
 from de_jax.models.decoding import Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.tools.doc2query import SIZES

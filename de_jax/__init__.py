@@ -16,14 +16,14 @@ __all__ = ["Recipe", "evaluate", "load", "losses", "register_encoder", "train"]
 _MODULES = {
     "Recipe": "recipe",
     "evaluate": "scoring",
-    "load": "loading",
+    "load": "model",
     "register_encoder": "models.dual_encoder",
     "train": "trainer",
 }
 
 if TYPE_CHECKING:
     from de_jax import losses
-    from de_jax.loading import load
+    from de_jax.model import load
     from de_jax.models.dual_encoder import register_encoder
     from de_jax.recipe import Recipe
     from de_jax.scoring import evaluate

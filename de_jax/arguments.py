@@ -16,13 +16,14 @@ from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
+from de_jax.interop import any_model
 from de_jax.models import processor
 from de_jax.retrieval import expanded_search, faiss_index, milvus_index
 from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, PositiveInt, Share, numeric
 from de_jax.training.mesh import distributed
-from de_jax.training.run.run_folder import Run, load_run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 OF_EXPANSION = ("expand_as", "num_generated", "max_generated_length")
@@ -100,11 +101,31 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
         parser.refuse(args, OF_BM25, beside="--no_bm25")
 
 
+def add_model(parser: argparse._ActionsContainer, use: str, *, dtype: bool = True) -> None:
+    """Adds the flags that select a model, which `model` opens; `use` ends their help: "to search with"."""
+    parser.add_argument("--run_dir", required=True, help=f"the model {use}: a run, a folder with a model, or a hub name")
+    parser.add_argument("--step", help="checkpoint of a run: a step, or best; default the newest")
+    if dtype:
+        add_dtype(parser)
+
+
+def model(args: argparse.Namespace) -> Run:
+    """The model of the flags of `add_model`; assumptions about it go to stderr.
+
+    Raises:
+        InputError: no such model or checkpoint.
+    """
+    found = any_model.open_model(args.run_dir, args.step, dtype=dtype(args) if hasattr(args, "dtype") else None)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    return found
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that select the model, its lengths and prompts, and the index."""
     run = parser.add_argument_group("the run")
-    run.add_argument("--run_dir", help="the run to score; default BM25 alone")
-    run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    run.add_argument("--run_dir", help="the model to score: a run, a folder with a model, or a hub name; default BM25 alone")
+    run.add_argument("--step", help="checkpoint of a run: a step, or best; default the newest")
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_passages", type=int, help="passages of max_doc_length per document; the best counts; default the run's")
@@ -243,7 +264,7 @@ def run(args: argparse.Namespace) -> Run | None:
     """
     if args.run_dir is None:
         return None
-    loaded = load_run(args.run_dir, args.step, dtype=dtype(args))
+    loaded = model(args)
     query = _changed(loaded, "query", args.max_query_length, args.query_prompt)
     doc = _changed(loaded, "doc", args.max_doc_length, args.doc_prompt)
     if args.max_passages is not None:

@@ -39,7 +39,7 @@ from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, numeric
 from de_jax.training.run.checkpoint import end_of
-from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, load_run
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, continuing, load_run
 from de_jax.types import InputError
 
 MineStep = Callable[[int], Iterator[Any]]
@@ -110,7 +110,8 @@ def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) 
             "the run mines by itself every HardNegatives.mine_every_steps updates; set that to None to mine beside it."
         )
     recipe.negatives.miner.check()
-    data = recipe.data(share=Share(run_dir=str(run_dir)))
+    with continuing(run_dir):
+        data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError("no folder is set for the generations; set PairsOptions.negatives_dir.")
     with mirrors.kept_equal(run_dir) as sync:

@@ -9,26 +9,26 @@ model.index(docs).search(queries, k=1)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.evaluation.report import Report
 from de_jax.files import mirrors
 from de_jax.files.progress import progress_bar
-from de_jax.interop.export import FORMATS
-from de_jax.reports import model_card
+from de_jax.interop import any_model
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
 from de_jax.retrieval.index import array_of, check_finite
 from de_jax.retrieval.maxp import passages_of
-from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
@@ -36,6 +36,8 @@ from de_jax.training.run.run_settings import origins
 from de_jax.types import Array, InputError, Ranking
 
 if TYPE_CHECKING:
+    from de_jax.retrieval.vector_index import VectorIndex
+
     Texts = str | Iterable[str]
 else:
     Texts = Any  # `_checked_texts` refuses other values and tells their place
@@ -52,6 +54,63 @@ _OUR_NAMES = {
 """By their names in sentence-transformers."""
 
 
+def load(
+    source: str | Path,
+    *,
+    step: int | str | None = None,
+    devices: int | Sequence[Any] | None = None,
+    pooling: str | None = None,
+    tokenizer: str | Path | None = None,
+    query_prompt: str | None = None,
+    doc_prompt: str | None = None,
+    special_tokens: SpecialTokens | None = None,
+    truncate_dim: int | None = None,
+    dtype: str | None = "auto",
+) -> Model:
+    """A model to encode with.
+
+    Assumptions about a model of another library are warnings.
+
+    Args:
+        source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; the
+            address gs:// or s3:// of such a folder; or a name of the Hugging Face hub. A name without a slash that is no folder is
+            one of sentence-transformers' own models, or one of `any_model.WITHOUT_ORGANIZATION`, such as "bert-base-uncased".
+        step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
+        devices: how many of this process's devices share the work, or which; by default all.
+        pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
+        tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
+        query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
+        special_tokens: of a Hugging Face or sentence-transformers model, "text" (the default) reads "[SEP]" in a text as text, and
+            "as_transformers" as the special token.
+        truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
+        dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
+            natively, else in float32, while `model.run` keeps the model's own; None encodes in that too.
+
+    Raises:
+        InputError: no such model, no such checkpoint, or an option that does not fit it.
+    """
+    if not isinstance(source, str | Path) or source == "":
+        raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
+    for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
+        if not isinstance(prompt, str | None):
+            raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
+    mesh = sharding.make_mesh(devices=_chosen(devices))
+    run = any_model.open_model(
+        source,
+        step,
+        dtype=None if dtype == "auto" else dtype,
+        pooling=pooling,
+        tokenizer=tokenizer,
+        query_prompt=query_prompt,
+        doc_prompt=doc_prompt,
+        special_tokens=special_tokens,
+    )
+    for note in run.notes:
+        warnings.warn(note, stacklevel=2)
+    run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
+    return Model(run, truncate_dim=truncate_dim, dtype=dtype)
+
+
 class Model:
     """A dual encoder with its tokenizers, prompts and lengths; made by `load`.
 
@@ -60,9 +119,7 @@ class Model:
     Attributes:
         run: the model as the rest of the library takes it.
         encoding: the same in the precision that it encodes in; `repr` shows which.
-        source: the folder or the name on the hub of another library's model; None for a run.
         truncate_dim: dimensions that are kept; None for all.
-        reports: what `evaluate` measured of another library's model, for its card.
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
@@ -75,14 +132,13 @@ class Model:
                 raise AttributeError(f"a Model has no {name!r}; take {_OUR_NAMES[name]}")
             return self.__getattribute__(name)
 
-    def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None, dtype: str | None = None) -> None:
+    def __init__(self, run: Run, *, truncate_dim: int | None = None, dtype: str | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
         check_value("truncate_dim", truncate_dim, PositiveInt | None)
         if truncate_dim is not None and truncate_dim > dim:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
-        self.run, self.source, self.truncate_dim = run, source, truncate_dim if truncate_dim is None else int(truncate_dim)
-        self.reports: dict[str, Report] = {}
+        self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
         self.encoding = run._replace(model=run.model.with_dtype(dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
@@ -184,6 +240,8 @@ class Model:
         Raises:
             InputError: as of `VectorIndex.build`.
         """
+        from de_jax.retrieval.vector_index import VectorIndex
+
         docs, doc_rows = array_of("documents", docs), None
         if self.max_passages > 1:
             if docs.ndim != 3:
@@ -208,6 +266,8 @@ class Model:
         Raises:
             InputError: none there, a damaged one, or one of another number of dimensions.
         """
+        from de_jax.retrieval.vector_index import VectorIndex
+
         index = VectorIndex.load(folder, devices=self._devices)
         if index.dim != self.embedding_dim:
             raise InputError(f"{folder} holds embeddings of {index.dim} dimensions, but this model gives {self.embedding_dim}.")
@@ -224,6 +284,9 @@ class Model:
         Raises:
             InputError: the folder exists, or the format is unknown or cannot hold this model.
         """
+        from de_jax.interop.export import FORMATS
+        from de_jax.reports import model_card
+
         if format not in (RUN_FORMAT, *FORMATS):
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
         if self.truncate_dim is not None:
@@ -232,12 +295,12 @@ class Model:
             )
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
-            origin = [self.source] if self.source else origins(self.run.run_dir)
+            origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
             with mirrors.written(folder) as path:
-                write_run(path, self.run.params, model=self.run.model, origin=origin, **sides)
+                write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
             return
         with mirrors.written(folder) as path:
-            notes = model_card.export(self.run, path, format, source=self.source, reports=[*self.reports.values()])
+            notes = model_card.export(self.run, path, format)
         for note in notes:
             warnings.warn(note, stacklevel=2)
 
@@ -250,7 +313,8 @@ class Model:
     def _encode(
         self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
     ) -> np.ndarray:
-        quantization.check_precision(precision)
+        if precision != "float32":
+            quantization.check_precision(precision)
         check_value("batch_tokens", batch_tokens, PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
@@ -274,8 +338,10 @@ class Model:
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:
             batching = {"tokens_per_batch": int(batch_tokens)}
-        with progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts", disable=not progress) as bar:
-            found = encode.encode(self._encoder(tower), read, max_length=max_length, progress=bar.update, **batching)
+        shown = progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts") if progress else contextlib.nullcontext()
+        with shown as bar:
+            options = {"max_length": max_length, "progress": bar.update if bar else None, **batching}
+            found = encode.encode(self._encoder(tower), read, **options)
         if self.truncate_dim is not None:
             towers = {"query": self.run.model.query, "doc": self.run.model.doc}
             found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]
@@ -318,3 +384,20 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
             except UnicodeEncodeError:
                 raise InputError(f"the text in place {place} holds half of a surrogate pair, which is not a character.") from None
         yield text
+
+
+def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
+    """The devices that are meant, of this process."""
+    there = jax.local_devices()
+    if devices is None:
+        return there
+    chosen = [devices] if isinstance(devices, jax.Device) else devices
+    if not isinstance(chosen, Iterable):
+        check_value("devices", chosen, PositiveInt)
+        if chosen > len(there):
+            raise InputError(f"devices is {chosen}, but this process has {len(there)}; give 1 to {len(there)}.")
+        return there[:chosen]
+    chosen = list(chosen)
+    if not chosen or not all(device in there for device in chosen) or len(set(chosen)) < len(chosen):
+        raise InputError(f"devices is {devices!r:.200}; give some of jax.local_devices(), each once, or how many.")
+    return chosen

@@ -34,8 +34,8 @@ from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache, temperature_of
-from de_jax.training.step.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
-from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState
+from de_jax.training.step.train_step import Initialisable, Model, init_state, make_train_step
+from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep
 
 FOLLOW_EVERY_STEPS = 10
 """A look at a folder is cheap, and a miner's work is fresh for a while only."""

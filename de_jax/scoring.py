@@ -61,6 +61,5 @@ def evaluate(
     )
     with input_policy.spelled("{}=True"):
         reports = [task.evaluate(one, policy, model.encoding) for one in task.beir_tasks(dataset_dir, split)]
-    model.reports |= {report["evaluation_dir"]: report for report in reports}
     scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
     return scores

@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.files import mirrors
 from de_jax.hooks import make_hooks, run_of
-from de_jax.interop.fine_tuning import initial_params
+from de_jax.interop.fine_tuning import initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
@@ -36,7 +37,15 @@ from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
-from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
+from de_jax.training.run.run_folder import (
+    BEST_DIR,
+    CHECKPOINTS_DIR,
+    complete_steps,
+    continuing,
+    describe_run,
+    keep_unused,
+    only_trainer,
+)
 from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
@@ -76,7 +85,8 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
     share = Share(**rows, num_steps=recipe.optimization.num_steps, run_dir=str(run_dir))
-    data = recipe.data(share=share)
+    with continuing(run_dir):
+        data = recipe.data(share=share)
     for part in data.parts.values():
         recipe_checks.check_sizes(
             recipe,
@@ -100,20 +110,25 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         for mined in data.all_mined.values():
             mined.check()
     describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
+    recipe_file.check_continues(recipe, run_dir)
+    if recipe.initialization.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
+        keep_unused(run_dir, unused_of(recipe.initialization.init_from))
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
-        recipe_file.keep(recipe, run_dir)
-        recipe_file.keep_data(data.fingerprints, run_dir)
-        best.remove_old()
-        if run.sync:
-            run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
-        _begin_negatives(recipe, data, run)
         state, stop = run.state, _ended(recipe, run)
-        if stop is None:
+        if stop or run.start_step == recipe.optimization.num_steps:
+            warnings.warn(f"{run_dir} already ended at step {run.start_step}; nothing was trained or written.", stacklevel=2)
+        else:
+            recipe_file.keep(recipe, run_dir)
+            recipe_file.keep_data(data.fingerprints, run_dir)
+            best.remove_old()
+            if run.sync:
+                run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
+            _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
     return {
         "run_dir": str(run_dir),

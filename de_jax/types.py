@@ -143,6 +143,10 @@ class Ranking(NamedTuple):
 LossFn = Callable[[Embeddings], tuple[Array, Metrics]]
 """A loss with its hyper-parameters bound: (scalar in nats, its parts)."""
 
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+"""From (state, global batch) to (next state, metrics); the loss determines the type of the batch."""
+Schedule = Callable[[Array], Array]
+"""The learning rate of an update, from the number of updates already done."""
 Batches = Callable[[int], Iterator[Any]]
 """The batches from a given step on, without end, as this host's numpy rows; the same step always gives the same batch. Each is a
 `Batch`."""

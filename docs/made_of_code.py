@@ -35,7 +35,6 @@ ROOMS = {
     "files": "Files and folders",
     "gin_settings.py": "Recipes",
     "interop": "Models of other libraries",
-    "loading.py": "Models in Python",
     "losses": "Losses",
     "mine.py": "Hard negatives",
     "mining": "Hard negatives",

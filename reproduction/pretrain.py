@@ -92,8 +92,8 @@ class Pretraining:
         source = name_of(self.data)
         if source in SOURCES.values() and source != SOURCES[type(self.model)]:
             raise InputError(
-                f"Pretraining.data is @{source}, from which a {type(self.model).__name__} cannot learn; take "
-                f"@{SOURCES[type(self.model)]}."
+                f"Pretraining.data is {source}, from which a {type(self.model).__name__} cannot learn; take "
+                f"{SOURCES[type(self.model)]}."
             )
 
     @property

@@ -42,7 +42,7 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {
-    "de_jax": Rule(("losses", "loading", "models", "recipe", "scoring", "trainer")),  # when they are used, see below
+    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -64,6 +64,7 @@ RULES = {
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "data", "files"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
+    "de_jax.training.run.run_folder": TRAINING.allowing("safetensors"),
     "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
     "de_jax.training.mesh.plan": TRAINING.allowing("libtpu"),
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
@@ -80,12 +81,12 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation")),
+    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation", "interop")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
-    "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
+    "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
@@ -95,10 +96,9 @@ RULES = {
     "de_jax.recipe_file": Rule(("types", "files", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
-    "de_jax.loading": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
-    "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model", "loading")).allowing("gradio"),
+    "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
     "de_jax.planner": PROCESS,

@@ -105,6 +105,12 @@ def test_importing_is_quick_and_names_what_there_is():
     assert float(done.stdout) < 0.05
 
 
+def test_losses_are_read_in_a_few_modules():
+    program = "import sys, de_jax.losses; print(sum(name.partition('.')[0] == 'de_jax' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert int(done.stdout) <= 12
+
+
 def test_names_are_functions_whatever_was_imported_before():
     import de_jax.losses.pair_loss
     import de_jax.trainer
@@ -410,7 +416,7 @@ def test_no_text_gives_no_embedding(sde):
         ({"truncate_dim": 9}, "truncate_dim is 9, but the model has 8 dimensions; give 1 to 8"),
         ({"truncate_dim": 0}, "truncate_dim is 0"),
         ({"truncate_dim": True}, "truncate_dim is True; it must be a whole number"),
-        ({"pooling": "cls"}, "is a run, which has its own pooling and tokenizer"),
+        ({"pooling": "cls"}, "is a run, which has its own pooling, tokenizer and special_tokens"),
         ({"step": 4}, "does not have checkpoint 4; complete checkpoints there: 3, 7"),
     ],
 )

@@ -20,7 +20,6 @@ from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import write_json
 from de_jax.reports import embedding_report
 from de_jax.settings import Seed, numeric
-from de_jax.training.run.run_folder import load_run
 
 KIND = "analysis of embeddings"
 
@@ -31,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     task = beir_task(args.dataset_dir, args.split)  # fails here, before the model loads
     if args.out_dir:
         require_replaceable(args.out_dir, KIND)
-    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
+    run = arguments.model(args)
     out_dir = args.out_dir or run.run_dir / "analysis" / f"{task.name}-{args.split}-{run.step}"
     require_replaceable(out_dir, KIND)
     policy = Policy(skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
@@ -49,9 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="the run to analyse")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
-    arguments.add_dtype(parser)
+    arguments.add_model(parser, "to analyse")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     input_policy.add_flags(parser, identical_ids=True)

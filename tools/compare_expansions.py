@@ -27,9 +27,9 @@ from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
 from de_jax.evaluation.task import Policy, Task, beir_task, evaluate
 from de_jax.files import folders, outputs
+from de_jax.interop import any_model
 from de_jax.reports import plots, tables
 from de_jax.retrieval.expanded_search import Expansion
-from de_jax.training.run.run_folder import load_run
 
 BM25 = "bm25"
 LEVEL = 0.05
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _reports(folder: str, task: Task, expansions: Mapping[Cell, Expansion], args: argparse.Namespace) -> dict[Cell, Report]:
-    run, policy = load_run(folder, args.step, dtype=args.dtype), _policy(args, bm25=False)
+    run, policy = any_model.open_model(folder, args.step, dtype=args.dtype), _policy(args, bm25=False)
     plain = evaluate(task, policy, run)
     return {("", 0): plain} | {cell: evaluate(task, policy._replace(expansion=one), run) for cell, one in expansions.items()}
 

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Annotated
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
 from de_jax.demo import gradio_page
 from de_jax.settings import Range, numeric
@@ -71,10 +71,9 @@ def check_port(host: str, port: int) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="a run, a folder with a model, or a hub name")
+    arguments.add_model(parser, "to try", dtype=False)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
     parser.add_argument("--compare", help="a second run, folder or hub name, in a column of its own")
-    parser.add_argument("--step", help="checkpoint of --run_dir: a step, or best; default the newest")
     parser.add_argument("--compare_step", help="checkpoint of --compare")
     input_policy.add_flags(parser)
     parser.add_argument("--host", type=str, default=LOOPBACK, help=f"address to listen on (default {LOOPBACK}, this machine only)")

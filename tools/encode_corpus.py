@@ -27,7 +27,6 @@ from de_jax.files.progress import progress_bar
 from de_jax.retrieval import encode, expanded_search
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
-from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -42,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError("--shard does not support --expand_as=typical or document; encode in one job, or --expand_as=views.")
     if arguments.by_engine(args, "de_jax.tools.encode_corpus", argv):
         return
-    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
+    run = arguments.model(args)
     docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     doc = run.doc._replace(max_length=args.max_doc_length or run.doc.max_length)
     run = run._replace(doc=doc)
@@ -66,14 +65,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run with the document tower")
+    arguments.add_model(parser, "with the document tower")
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--dataset_dir", help="a BEIR folder")
     texts.add_argument("--corpus", help="a corpus file, .jsonl or .tsv, plain or .gz")
     parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
-    arguments.add_dtype(parser)
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(

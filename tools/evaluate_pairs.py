@@ -19,7 +19,6 @@ from de_jax.data.sources.training_set import dev_set
 from de_jax.data.text import input_policy
 from de_jax.evaluation import first_ranks
 from de_jax.evaluation.dev_scores import score_uncut
-from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -29,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     store = open_pair_store(args.pairs_dir)
     if store.dev_qrels is None:
         raise InputError(f"{args.pairs_dir} has no judgements; write it with --dev_fraction or --dev_split.")
-    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
+    run = arguments.model(args)
     if args.out_ranks and run.doc.max_passages > 1:
         raise InputError(f"documents of {args.run_dir} are several passages, which have no ranks here; leave --out_ranks out.")
     for tower, tokenizer in (("query", store.query_tokenizer), ("doc", store.doc_tokenizer)):
@@ -48,9 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="the run to score")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
-    arguments.add_dtype(parser)
+    arguments.add_model(parser, "to score")
     parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder written by import_pairs or export_batches")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--max_queries", type=int, help="score a fixed sample of this many queries; default all")

@@ -27,7 +27,6 @@ from de_jax.files.progress import progress_bar
 from de_jax.retrieval import milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import embedded_corpus
-from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 ROWS_AT_ONCE = 16384
@@ -49,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
-    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
+    run = arguments.model(args)
     folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=args.embeddings_dir, skip_empty=args.skip_empty)
     beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
     report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
@@ -105,13 +104,11 @@ def _number(name: str, value: str) -> int:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run that embeds")
+    arguments.add_model(parser, "that embeds")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
     parser.add_argument("--to", required=True, choices=("parquet", "milvus"), help="file format or engine to write")
     parser.add_argument("--out", type=Path, help="a new file, for parquet")
     parser.add_argument("--uri", type=str, help="Milvus: an address such as http://localhost:19530, or a file ending in .db")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
-    arguments.add_dtype(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
     parser.add_argument("--float16", action="store_true", help="write half precision; Milvus Lite does not support it")
     parser.add_argument("--index_type", default="FLAT", help="Milvus's index, such as FLAT (default, exact), HNSW or IVF_FLAT")

@@ -17,16 +17,15 @@ import argparse
 import json
 from pathlib import Path
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
-from de_jax.training.run.run_folder import load_run
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    run = load_run(args.run_dir, args.step)
+    run = arguments.model(args)
     notes = model_card.export(run, args.out_dir, args.format, license=args.license, base_model=args.base_model)
     written = sorted(str(file.relative_to(args.out_dir)) for file in args.out_dir.rglob("*") if file.is_file())
     num_bytes = sum((args.out_dir / file).stat().st_size for file in written)
@@ -36,8 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run to export")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    arguments.add_model(parser, "to export", dtype=False)
     parser.add_argument("--format", required=True, choices=tuple(FORMATS))
     parser.add_argument("--out_dir", type=Path, required=True, help="a new folder; its name is the model's name in the card")
     parser.add_argument("--license", help="licence identifier of the Hugging Face hub, such as apache-2.0")

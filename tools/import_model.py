@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import get_args
 
 import jax
 
 from de_jax import command
 from de_jax.interop import any_model
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import paired, side_of
 from de_jax.models.tower import TowerConfig
@@ -27,9 +29,10 @@ from de_jax.training.run.run_folder import write_run
 def main(argv: list[str] | None = None) -> None:
     """The command; prints the written run and all assumptions as a JSON object, and the assumptions also on stderr."""
     args = _parse_args(argv)
-    pretrained = any_model.read(args.source, ignored=args.ignored, pooling=args.pooling)
+    options = {name: getattr(args, name) for name in ("ignored", "pooling", "special_tokens")}
+    pretrained = any_model.read(args.source, **options)
     if args.doc_source:
-        pretrained = paired(pretrained, any_model.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
+        pretrained = paired(pretrained, any_model.read(args.doc_source, **options))
     model = pretrained.model.with_dtype(args.dtype)
     lengths, prompts = (args.max_query_length, args.max_doc_length), (args.query_prompt, args.doc_prompt)
     query, doc = (
@@ -37,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
     )
     origin = list(filter(None, (args.source, args.doc_source)))
-    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin)
+    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin, unused=pretrained.unused)
     report = {
         "run_dir": args.run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
@@ -68,6 +71,12 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, if the model has none")
+    parser.add_argument(
+        "--special_tokens",
+        choices=get_args(SpecialTokens),
+        default="text",
+        help="[SEP] in a text is text (default), or the special token, for Hugging Face and sentence-transformers",
+    )
     parser.add_argument("--query_prompt", type=str, help='text before every query, such as "query: "; default the model\'s')
     parser.add_argument("--doc_prompt", type=str, help="text before every document; default the model's")
     parser.add_argument("--max_query_length", type=int, help="tokens; default the model's")

@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.reports import plots
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import Run, load_run
+from de_jax.training.run.run_folder import Run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.training.run.run_settings import read_recipe_file
 
@@ -31,9 +31,9 @@ USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    out_dir = args.out_dir or args.run_dir / "report"
+    run = arguments.model(args)
+    out_dir = args.out_dir or run.run_dir / "report"
     require_replaceable(out_dir, KIND)
-    run = load_run(args.run_dir, args.step)
     lines = read_metrics(run.run_dir / METRICS_FILE) if (run.run_dir / METRICS_FILE).is_file() else []
     with atomic_dir(out_dir, KIND) as temporary:
         if lines:
@@ -74,8 +74,7 @@ def _counts(run: Run) -> dict[str, Any]:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="the run to show")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    arguments.add_model(parser, "to show", dtype=False)
     parser.add_argument("--out_dir", type=Path, help="output folder (default <run_dir>/report)")
     return parser.parse_args(argv)
 

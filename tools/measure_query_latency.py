@@ -20,15 +20,15 @@ from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import latency
 from de_jax.files.progress import progress_bar
 from de_jax.files.reading import read_lines
+from de_jax.interop import any_model
 from de_jax.reports import tables
-from de_jax.training.run.run_folder import load_run
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     queries = _queries(args)
-    runs = {name: load_run(folder, args.step) for name, folder in named("--runs", args.runs).items()}
+    runs = {name: any_model.open_model(folder, args.step) for name, folder in named("--runs", args.runs).items()}
     with progress_bar(total=len(runs) * len(args.batch_sizes) * args.num_calls, desc="measure", unit=" calls", delay=0.5) as bar:
         found = latency.measure(runs, queries, batch_sizes=args.batch_sizes, num_calls=args.num_calls, progress=bar.update)
     print(tables.text_table(list(latency.Latency._fields), [[str(value) for value in row] for row in found]), file=sys.stderr)

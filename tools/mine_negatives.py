@@ -33,14 +33,15 @@ from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric
-from de_jax.training.run.run_folder import load_run
+from de_jax.training.run.run_folder import RUN
 from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if not args.negatives_dir and args.bm25:
+    is_run = not args.bm25 and RUN.is_in(Path(args.run_dir))
+    if not args.negatives_dir and not is_run:
         raise InputError("--negatives_dir is missing; name the folder that generations go to.")
     negatives_dir = Path(args.negatives_dir or Path(args.run_dir) / "negatives")
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
@@ -56,7 +57,8 @@ def main(argv: list[str] | None = None) -> None:
             pass
 
     def write(mined: MinedPairs, facts: dict[str, Any]) -> Generation:
-        facts |= {**({"mined_by": "bm25"} if args.bm25 else by_run(args.run_dir, negatives_dir)), "split": args.split}
+        mined_by = by_run(args.run_dir, negatives_dir) if is_run else {"mined_by": "bm25" if args.bm25 else args.run_dir}
+        facts |= {**mined_by, "split": args.split}
         with only_miner(negatives_dir):
             number = generations.next_number(negatives_dir)
             generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})
@@ -78,7 +80,7 @@ def _mine_by_run(
     args: argparse.Namespace, miner: Miner, part: Part | None, write: Callable[[MinedPairs, dict[str, Any]], Generation]
 ) -> None:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
-    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
+    run = arguments.model(args)
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingPairs(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
@@ -100,7 +102,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", default="train", help="split of the pairs (default train)")
     input_policy.add_flags(parser, identical_ids=True)
     by = parser.add_mutually_exclusive_group(required=True)
-    by.add_argument("--run_dir", help="the run that ranks")
+    by.add_argument("--run_dir", help="the model that ranks: a run, a folder with a model, or a hub name")
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     arguments.add_dtype(parser)

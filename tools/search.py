@@ -20,7 +20,6 @@ from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.searcher import Searcher, open_searcher, printable
-from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
     searcher = open_searcher(
-        load_run(args.run_dir, args.step, dtype=arguments.dtype(args)),
+        arguments.model(args),
         corpus,
         texts,
         build_index=build_index,
@@ -73,12 +72,10 @@ def _ask() -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run to search with")
+    arguments.add_model(parser, "to search with")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
     parser.add_argument("--query", type=str, help="one query; default a prompt")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
-    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
-    arguments.add_dtype(parser)
     input_policy.add_flags(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
     arguments.add_search(parser)

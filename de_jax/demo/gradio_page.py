@@ -11,8 +11,7 @@ from typing import Any
 
 from de_jax.demo import markup
 from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
-from de_jax.loading import load
-from de_jax.model import Model
+from de_jax.model import Model, load
 from de_jax.retrieval.searcher import printable
 from de_jax.types import InputError
 
@@ -153,4 +152,4 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
 
 def _name(model: Model, source: str) -> str:
     """How a column names a model."""
-    return source if model.source else f"{source}, step {model.run.step}"
+    return source if model.run.source else f"{source}, step {model.run.step}"

@@ -10,18 +10,26 @@ checkpoint, state/  T5X
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from de_jax.files import buckets, mirrors, outputs
 from de_jax.files.reading import is_there
-from de_jax.interop import hub, huggingface, peft_adapters, safetensors_model, sentence_transformers, t5x
-from de_jax.interop.pretrained import Pretrained, PretrainedSide
-from de_jax.training.run.run_folder import RUN, load_run
+from de_jax.interop import foreign_tokenizers
+from de_jax.interop.foreign_tokenizers import SpecialTokens
+from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
+from de_jax.training.run.run_folder import RUN, Run, load_run
 from de_jax.types import InputError
 
-HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
+HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
+_MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "model.json")
+"""The files by which a format is known, the deciding one first."""
+_WITHOUT_POOLING = ("config.json", "adapter_config.json")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 ORGANIZATION = "sentence-transformers"
 """Whose a model of the hub is that is named without one."""
@@ -32,7 +40,14 @@ WITHOUT_ORGANIZATION = (
 """Models of the hub that have none; those of architectures that can be read."""
 
 
-def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
+def read(
+    source: str | Path,
+    *,
+    ignored: Sequence[str] = (),
+    only_sizes: bool = False,
+    pooling: str | None = None,
+    special_tokens: SpecialTokens = "text",
+) -> Pretrained:
     """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
 
     Args:
@@ -40,53 +55,116 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
+        special_tokens: of a tokenizer of Hugging Face or sentence-transformers, see `foreign_tokenizers.read`.
 
     Raises:
         InputError: an unknown format, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
-    if peft_adapters.is_in(folder):
-        base_folder = folder_of(peft_adapters.base_of(folder))
-        if not is_there(base_folder / huggingface.CONFIG_FILE):
-            raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
-        base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
-        return peft_adapters.merged(folder, base_folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
-    if _is_bare_encoder(folder):
-        if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
-            raise InputError(
-                f"{folder} holds {sentence_transformers.PROMPTS_FILE} but not {sentence_transformers.MODULES_FILE}, which says how "
-                "texts are embedded; copy it again."
-            )
-        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
-    if pooling is not None:
+    mark = _mark(folder)
+    if pooling is not None and mark not in _WITHOUT_POOLING:
         raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
-    if is_run(folder):
+    if mark == RUN.file:
         run = load_run(folder, only_sizes=only_sizes)
         query, doc = (
             PretrainedSide(side.tokenizer, side.max_length, max_passages=side.max_passages) for side in (run.query, run.doc)
         )
-        return Pretrained(run.model, run.params, query, doc)
-    if is_there(folder / sentence_transformers.MODULES_FILE):
-        return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
-    if is_there(folder / safetensors_model.MODEL_FOLDER.file):
+        return Pretrained(run.model, run.params, query, doc, unused=run.unused)
+    if mark == "modules.json":
+        from de_jax.interop import sentence_transformers
+
+        return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes, special_tokens=special_tokens)
+    if mark == "config.json":
+        from de_jax.interop import huggingface
+
+        if pooling is None and is_there(folder / "config_sentence_transformers.json"):
+            raise InputError(
+                f"{folder} holds config_sentence_transformers.json but not modules.json, which says how texts are embedded; copy "
+                "it again."
+            )
+        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
+    if mark == "adapter_config.json":
+        return _adapted(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
+    if mark == "model.json":
+        from de_jax.interop import safetensors_model
+
         return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
+    from de_jax.interop import t5x
+
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no known model: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
-        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
-        f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
+        f"{folder} holds no known model: neither run.json (a run), modules.json (sentence-transformers), config.json "
+        "(Hugging Face), adapter_config.json (peft), model.json nor a checkpoint of T5X."
     )
 
 
-def _is_bare_encoder(folder: Path) -> bool:
-    told_by_others = (RUN.file, sentence_transformers.MODULES_FILE)
-    return is_there(folder / huggingface.CONFIG_FILE) and not any(is_there(folder / name) for name in told_by_others)
+def _mark(folder: Path) -> str | None:
+    """The file by which the format of a folder is known; None for T5X and for no model."""
+    return next((name for name in _MARKS if is_there(folder / name)), None)
+
+
+def _adapted(folder: Path, **options: Any) -> Pretrained:
+    """The base of peft's adapters with them merged into it."""
+    from de_jax.interop import huggingface, peft_adapters
+
+    base_folder = folder_of(peft_adapters.base_of(folder))
+    if not is_there(base_folder / "config.json"):
+        raise InputError(f"{folder} is for {base_folder}, which holds no config.json of transformers.")
+    base, encoder = read(base_folder, **options), huggingface.open_encoder(base_folder)
+    return peft_adapters.merged(folder, base_folder, base, encoder, only_sizes=options["only_sizes"])
+
+
+def open_model(
+    source: str | Path,
+    step: int | str | None = None,
+    *,
+    dtype: str | None = None,
+    pooling: str | None = None,
+    tokenizer: str | Path | None = None,
+    query_prompt: str | None = None,
+    doc_prompt: str | None = None,
+    special_tokens: SpecialTokens | None = None,
+) -> Run:
+    """A model to embed texts with, on the first device; what every command takes as --run_dir.
+
+    Args:
+        source: a run, a folder or a name of the hub, as of `read`.
+        step: of a run, see `load_run`.
+        dtype: of matrix products; None for the model's own.
+        pooling, special_tokens: as of `read`; not for a run.
+        tokenizer: a spiece.model or tokenizer.json, for a model that brings none; not for a run.
+        query_prompt, doc_prompt: before every text; None for the model's, "" for none.
+
+    Raises:
+        InputError: no such model, no such checkpoint, or an option that does not fit it.
+    """
+    folder = folder_of(source).absolute()  # results are kept there, wherever the process goes
+    if is_run(folder):
+        if pooling is not None or tokenizer is not None or special_tokens is not None:
+            raise InputError(f"{source} is a run, which has its own pooling, tokenizer and special_tokens; leave them out.")
+        run = load_run(folder, step, dtype=dtype)
+        return run._replace(query=run.query.with_prompt(query_prompt), doc=run.doc.with_prompt(doc_prompt))
+    if step is not None:
+        raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
+    found = read(folder, pooling=pooling, special_tokens=special_tokens or "text")
+    query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
+    doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
+    params = jax.device_put(found.params, jax.local_devices()[0])
+    results = _results_of(folder, Path(source).resolve().name)
+    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused)
+
+
+def _results_of(folder: Path, name: str) -> Path:
+    """Where results of another library's model are kept, as its own folder may be another program's: one for each state of it."""
+    files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return outputs.cache_dir() / "models" / hashlib.sha256(str(facts).encode()).hexdigest()[:16] / name
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run of this library."""
-    return is_there(folder / RUN.file)
+    return _mark(folder) == RUN.file
 
 
 def folder_of(source: str | Path) -> Path:
@@ -97,6 +175,8 @@ def folder_of(source: str | Path) -> Path:
     Raises:
         InputError: neither.
     """
+    if Path(source).is_dir():
+        return Path(source)
     source = mirrors.local(source) if buckets.is_bucket(source) or outputs.is_in_home(source) else source
     if Path(source).is_dir():
         return Path(source)
@@ -108,6 +188,8 @@ def folder_of(source: str | Path) -> Path:
 
         fetched = huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT))
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
+        from de_jax.interop import hub
+
         raise InputError(
             f"{source} is not a folder here, and the Hugging Face hub does not give {name} ({hub.reason(error)}); give a "
             "folder with the model."

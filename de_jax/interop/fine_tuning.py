@@ -13,17 +13,18 @@ import jax
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import ASSUMED
 from de_jax.interop.pretrained import Pretrained
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
 from de_jax.models.rotary import RotaryConfig
-from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
+from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import load_params
+from de_jax.training.run.run_folder import continued_tokenizer, load_params
 from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
@@ -116,14 +117,30 @@ def _changed(config: Any, **changes: Any) -> Any:
 
 
 @checked
-def pretrained_tokenizer(*, source: LocalPath = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
-    """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
-    return functools.partial(tokenizer_of, source=source, tower=tower)
+def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
+    """The parts that the towers of a model share, for `DualEncoder.shared`; `source` as of `pretrained_tower`."""
+    return _sizes(source).model.shared
 
 
-def tokenizer_of(*, source: str, tower: TowerName) -> Tokenizer:
-    """The tokenizer of a pretrained model's tower."""
-    found = _sizes(source).side(_checked(tower)).tokenizer
+@checked
+def pretrained_tokenizer(
+    *, source: LocalPath = "", tower: TowerName = "query", special_tokens: SpecialTokens = "text"
+) -> Callable[[], Tokenizer]:
+    """A function that opens a tower's tokenizer, its prompt included; in a run that is continued it is the run's own.
+
+    Args:
+        source, tower: as of `pretrained_tower`.
+        special_tokens: whether "[SEP]" in a text is "text" or, "as_transformers", the special token; see `foreign_tokenizers.read`.
+    """
+    own = {} if special_tokens == "text" else {"special_tokens": special_tokens}
+    return functools.partial(tokenizer_of, source=source, tower=tower, **own)
+
+
+def tokenizer_of(*, source: str, tower: TowerName, special_tokens: SpecialTokens = "text") -> Tokenizer:
+    """The tokenizer of a pretrained model's tower; that of the run which is continued, if one is."""
+    if kept := continued_tokenizer(_checked(tower)):
+        return kept
+    found = _sizes(source, special_tokens).side(_checked(tower)).tokenizer
     if found is None:
         raise InputError(
             f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
@@ -161,6 +178,13 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
         return value
 
     return paths.map_with_path(first_value, fresh)
+
+
+def unused_of(init_from: InitFrom) -> dict[str, Any]:
+    """The arrays of the sources that no embedding depends on, as of `Run.unused`."""
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
+    found = {tower: _sizes(source).unused for tower, source in sources.items()}
+    return {path: array for tower, unused in found.items() for path, array in unused.items() if path.startswith(f"{tower}/")}
 
 
 def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
@@ -286,14 +310,14 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
     return paths.by_path(jax.tree.map(place, any_model.read(folder).params, like))
 
 
-def _sizes(source: str) -> Pretrained:
+def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
     if not source:
         raise InputError("no pretrained model is named; give a folder or a name of the hub; recipes call it MODEL.")
     try:
         folder = any_model.folder_of(source)
     except InputError as error:
         raise InputError(f"{str(error).removesuffix('.')}, which recipes call MODEL.") from None
-    return any_model.read(folder, only_sizes=True)
+    return any_model.read(folder, only_sizes=True, special_tokens=special_tokens)
 
 
 def _checked(tower: str) -> str:

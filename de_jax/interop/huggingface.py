@@ -1,8 +1,8 @@
-"""Text encoders as Hugging Face's transformers saves them, of the kinds in `architectures`; transformers is not needed.
+"""Text encoders as Hugging Face's transformers saves them, of the kinds in `architectures`; transformers opens their tokenizers.
 
-config.json                     the architecture and its sizes
-model.safetensors               the weights, or several files and model.safetensors.index.json
-tokenizer.json / spiece.model   the vocabulary
+config.json        the architecture and its sizes
+model.safetensors  the weights, or several files and model.safetensors.index.json
+tokenizer.json     the vocabulary, or another file of `foreign_tokenizers.VOCABULARY_FILES`
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import schema
-from de_jax.files.reading import is_there
-from de_jax.interop import config_keys, tokenizer_settings
-from de_jax.interop.architectures import registry
-from de_jax.interop.architectures.kind import Kind, Settings
-from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble
-from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.interop import foreign_tokenizers
+from de_jax.interop.architectures.kind import Kind, Settings, account, kind_of_type
+from de_jax.interop.foreign_tokenizers import SpecialTokens
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import EncoderConfig, TowerConfig
-from de_jax.training.run import model_schema
 from de_jax.types import Array, InputError
 
 CONFIG_FILE = "config.json"
@@ -45,6 +42,7 @@ class EncoderFolder(NamedTuple):
     max_length: int  # tokens
     stored: dict[str, Callable[[], Array]]
     origins: dict[str, Origin]  # by path within a tower
+    notes: tuple[str, ...]  # about settings that are left out
 
     @property
     def heads(self) -> list[str]:
@@ -52,7 +50,14 @@ class EncoderFolder(NamedTuple):
         return [head for head in self.kind.heads if any(re.fullmatch(head, name) for name in self.stored)]
 
 
-def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
+def read(
+    folder: str | Path,
+    *,
+    ignored: Sequence[str] = (),
+    only_sizes: bool = False,
+    pooling: str | None = None,
+    special_tokens: SpecialTokens = "text",
+) -> Pretrained:
     """The encoder of a folder as a symmetric dual encoder without a projection, with embeddings of length 1.
 
     The folder describes only an encoder; `notes` list the assumptions about everything else.
@@ -62,11 +67,12 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         pooling: a name in `POOLING`; by default "lasttoken" if tokens see no later tokens, else "mean".
         ignored: regular expressions of arrays to leave out, besides decoders and heads.
         only_sizes: `params` are shapes, and no weights are read.
+        special_tokens: see `foreign_tokenizers.read`.
 
     Raises:
         InputError: an unknown architecture, or missing or damaged files or arrays.
     """
-    encoder = open_encoder(Path(folder))
+    encoder = open_encoder(Path(folder), special_tokens=special_tokens)
     assumed_pooling = "lasttoken" if getattr(encoder.config, "causal", False) else "mean"
     pooled = checked_pooling(pooling or assumed_pooling)
     tower = TowerConfig(encoder.config, pooling=pooled, projection_dim=None)  # type: ignore[arg-type]
@@ -74,7 +80,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     assumed = f"no projection, embeddings of length 1 and texts of at most {encoder.max_length} tokens"
     if pooling is None:
         assumed = f"{assumed_pooling} pooling (pooling=cls takes the first token), {assumed}"
-    return found._replace(notes=(f"{folder} holds an encoder alone, {ASSUMED}: {assumed}",))
+    return found._replace(notes=(*found.notes, f"{folder} holds an encoder alone, {ASSUMED}: {assumed}"))
 
 
 def checked_pooling(name: str) -> str:
@@ -96,11 +102,13 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
     side = PretrainedSide(encoder.tokenizer, encoder.max_length, encoder.pad_id)
-    return Pretrained(model, params, side, side)
+    kept = [name for name in encoder.stored if encoder.kind.kept and re.fullmatch(encoder.kind.kept, name)]
+    unused = {f"{tower}/{name}": encoder.stored[name]() for name in kept for tower in ("query", "doc")}
+    return Pretrained(model, params, side, side, encoder.notes, unused)
 
 
-def open_encoder(folder: Path) -> EncoderFolder:
-    """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
+def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: bool = False) -> EncoderFolder:
+    """The encoder's sizes, vocabulary and the names of its arrays; see `read` and `foreign_tokenizers.read`."""
     if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
         raise InputError(
             f"{folder / adapter} changes the weights of an encoder; merge it first, with peft's merge_and_unload and "
@@ -108,11 +116,16 @@ def open_encoder(folder: Path) -> EncoderFolder:
         )
     file = folder / CONFIG_FILE
     settings = Settings(file, schema.read(file, schema.record({})))
-    kind = registry.kind_of_type(file, settings.values.get("model_type"))
-    config = model_schema.built(file, lambda _: kind.config_of(settings), {})
-    config_keys.account(file, settings.values, kind.keys)
-    has_tokenizer = any(is_there(folder / name) for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
-    tokenizer = load_tokenizer(folder) if has_tokenizer else None
+    kind = kind_of_type(file, settings.values.get("model_type"))
+    try:
+        config = kind.config_of(settings)
+    except InputError as error:  # of the encoder's own checks, which know no file
+        raise InputError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
+    notes = account(file, settings.values, kind.keys, model_type=settings.model_type)
+    told = None
+    if foreign_tokenizers.is_in(folder):
+        told = foreign_tokenizers.read(folder, special_tokens=special_tokens, lowercase=lowercase)
+    tokenizer = told.tokenizer if told else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:
         raise InputError(
             f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
@@ -121,15 +134,15 @@ def open_encoder(folder: Path) -> EncoderFolder:
     stored = kind.by_own_name(folder, stored_arrays(folder))
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{file} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
-    told = tokenizer_settings.read(folder)
-    if told.is_padded_left and not kind.is_shift_free:
+    if told and told.is_padded_left and not kind.is_shift_free:
         raise InputError(
             f"{folder}: texts are padded on the left, which moves the positions of a {settings.model_type}; set padding_side to "
             "'right'."
         )
-    longest = config.max_length or told.max_length or DEFAULT_LENGTH
-    max_length = min(told.max_length or longest, longest)
-    return EncoderFolder(kind, config, tokenizer, pad_id, max_length, stored, kind.origins_of(config, pad_id))
+    cut_to = told.max_length if told else None
+    longest = config.max_length or cut_to or DEFAULT_LENGTH
+    max_length = min(cut_to or longest, longest)
+    return EncoderFolder(kind, config, tokenizer, pad_id, max_length, stored, kind.origins_of(config, pad_id), notes)
 
 
 def _pad_id(settings: Settings, kind: Kind, tokenizer: Tokenizer | None) -> int:

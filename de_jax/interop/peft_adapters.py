@@ -18,11 +18,9 @@ from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
 from de_jax.files import schema
 from de_jax.files.outputs import write_json
 from de_jax.files.reading import is_there, read_bytes, read_json
-from de_jax.interop import config_keys, huggingface
-from de_jax.interop.architectures import registry
+from de_jax.interop.architectures.kind import Keys, account, kind_of
 from de_jax.interop.huggingface import EncoderFolder
-from de_jax.interop.pretrained import Origin, Pretrained, part_of, turned
-from de_jax.interop.safetensors_files import arrays_in, save
+from de_jax.interop.pretrained import Origin, Pretrained, arrays_in, part_of, save, turned
 from de_jax.models import lora
 from de_jax.models.tower import EncoderConfig
 from de_jax.training.optim import paths
@@ -32,7 +30,6 @@ from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 
 CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
-MODEL_FILES = (huggingface.CONFIG_FILE, "modules.json")
 NAMES = {"query": "query", "doc": "document"}
 _PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 _CONFIG = schema.record(
@@ -46,7 +43,7 @@ _CONFIG = schema.record(
         "use_rslora": schema.Maybe(schema.flag, False),
     }
 )
-_KEYS = config_keys.Keys(
+_KEYS = Keys(
     read="peft_type base_model_name_or_path r lora_alpha (rank|alpha)_pattern use_rslora",
     harmless="""
 task_type auto_mapping peft_version revision inference_mode lora_dropout target_modules exclude_modules layers_to_transform
@@ -88,11 +85,6 @@ def write(folder: Path, run: Run) -> None:
             inner.mkdir(exist_ok=True)
             encoder, pad_id = getattr(run.model, tower).encoder, run.side(tower).tokenizer.pad_id
             write_encoder(inner, encoder, pad_id, adapters, own, _source_of(run.run_dir, tower))
-
-
-def is_in(folder: Path) -> bool:
-    """Whether a folder holds adapters, and no model beside them."""
-    return is_there(folder / CONFIG_FILE) and not any(is_there(folder / name) for name in MODEL_FILES)
 
 
 def base_of(folder: Path) -> str:
@@ -161,7 +153,7 @@ def _vocabulary(file: Path) -> object:
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
     settings: dict[str, Any] = schema.read(file, _CONFIG)
-    config_keys.account(file, settings, _KEYS)
+    account(file, settings, _KEYS)
     return settings
 
 
@@ -202,7 +194,7 @@ def write_encoder(
     Raises:
         InputError: transformers has no such encoder, or calls its kernels otherwise than its file does.
     """
-    kind = registry.kind_of(encoder, pad_id)
+    kind = kind_of(encoder, pad_id)
     if kind.is_renamed:
         raise InputError(
             f"peft finds no kernel of {kind.model_types[0]} by the name it has in a file; export the model with its adapters "

@@ -9,19 +9,19 @@ router_config.json                 which modules are the query's and which the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer
+from de_jax.data.text.tokenizing import PromptedTokenizer
 from de_jax.files import schema
 from de_jax.files.reading import is_there
-from de_jax.interop import config_keys, huggingface, tokenizer_settings
-from de_jax.interop.config_keys import Keys
-from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired
-from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.interop import foreign_tokenizers, huggingface
+from de_jax.interop.architectures.kind import Keys, account
+from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired, stored_arrays
 from de_jax.models.tower import TowerConfig
 from de_jax.types import Array, InputError
 
@@ -50,31 +50,80 @@ SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.no
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 """What follows a Dense, by our names; the last is sentence-transformers' default."""
 
+MODULE_KEYS = Keys(read="type path", harmless="idx name kwargs")
+TRANSFORMER_KEYS = Keys(
+    read="max_seq_length do_lower_case (query|document)_length model_(args|kwargs)",
+    harmless="unpad_inputs",
+    fixed={
+        "transformer_task": ("feature-extraction",),
+        "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
+        "module_output_name": ("token_embeddings",),
+        "processing_kwargs": ({}, None),
+        "query_expansion": (None,),
+        **dict.fromkeys(("tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"), ({}, None)),
+    },
+    hints={"modality_config": "with 'message', every text is put into the chat template, and with 'text' alone none is"},
+)
+TRANSFORMER_ARGUMENTS_KEYS = Keys(
+    harmless="attn_implementation (torch_)?dtype add_pooling_layer low_cpu_mem_usage use_safetensors trust_remote_code device_map"
+)
+POOLING_KEYS = Keys(
+    read="pooling_mode pooling_mode_(cls_token|lasttoken|(max|mean|mean_sqrt_len|weightedmean)_tokens)",
+    harmless="(word_)?embedding_dimension",
+    fixed={"include_prompt": (True,)},
+)
+_ON_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding", None),
+}
+DENSE_KEYS = Keys(
+    read="out_features bias activation_function",
+    harmless="in_features",
+    fixed={**_ON_EMBEDDINGS, "use_residual": (False,)},
+)
+LAYER_NORM_KEYS = Keys(harmless="dimension")
+NORMALIZE_KEYS = Keys(fixed=_ON_EMBEDDINGS)
+ROUTER_KEYS = Keys(read="types structure parameters")
+ROUTER_PARAMETERS_KEYS = Keys(harmless="default_route allow_empty_key", fixed={"route_mappings": ({}, None)})
+MODEL_KEYS = Keys(
+    read="prompts default_prompt_name",
+    harmless="__version__ requirements",
+    fixed={
+        "model_type": ("SentenceTransformer",),
+        "similarity_fn_name": ("cosine", "dot", None),
+        "truncate_dim": (None,),
+    },
+    hints={"truncate_dim": "remove it, and give truncate_dim to de_jax.load, or truncate embeddings later"},
+)
 
-def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+
+def read(
+    folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, special_tokens: SpecialTokens = "text"
+) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
     It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share nothing.
 
     Args:
         folder: an output of `SentenceTransformer.save_pretrained`.
-        ignored, only_sizes: as in `huggingface.read`.
+        ignored, only_sizes, special_tokens: as in `huggingface.read`.
 
     Raises:
         InputError: an unsupported module, or as in `huggingface.read`.
     """
     folder = Path(folder)
     query, doc = _modules(folder)
-    towers = [_read_tower(folder, modules, ignored, only_sizes) for modules in ([query] if query == doc else [query, doc])]
+    routes = [query] if query == doc else [query, doc]
+    towers = [_read_tower(folder, modules, ignored, only_sizes, special_tokens) for modules in routes]
     pretrained = paired(*towers) if len(towers) > 1 else towers[0]
-    values = _object(folder / PROMPTS_FILE, config_keys.MODEL, required=False)
+    values = _object(folder / PROMPTS_FILE, MODEL_KEYS, required=False)
     prompts = {tower: _prompt(folder / PROMPTS_FILE, values, tower) for tower in PROMPT_NAMES}
-    for tower, modules in (("query", query), ("doc", doc)):
-        tokenizer_settings.check_prompt(folder / PROMPTS_FILE, modules["Transformer"], prompts[tower])
+    for tower, prompt in prompts.items():
+        foreign_tokenizers.check_prompt(folder / PROMPTS_FILE, pretrained.side(tower).tokenizer, prompt)
     return pretrained._replace(
         query=_prompted(pretrained.query, prompts["query"]),
         doc=_prompted(pretrained.doc, prompts["doc"]),
-        notes=_notes(folder, values, pretrained.model.query.normalize, prompts),
+        notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
     )
 
 
@@ -91,14 +140,18 @@ def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: d
     return tuple(notes)
 
 
-def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool) -> Pretrained:
+def _read_tower(
+    folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool, special_tokens: SpecialTokens
+) -> Pretrained:
     """The modules of one route as a symmetric dual encoder."""
-    encoder = huggingface.open_encoder(modules["Transformer"])
+    file = _length_file(modules["Transformer"])
+    values = _object(file, TRANSFORMER_KEYS, required=False)
+    _check_loading(file, values)
+    encoder = huggingface.open_encoder(
+        modules["Transformer"], special_tokens=special_tokens, lowercase=bool(values.get("do_lower_case"))
+    )
     if encoder.tokenizer is None:
-        raise InputError(
-            f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
-        )
+        raise InputError(f"{modules['Transformer']} holds no vocabulary; copy it there, as {', '.join(VOCABULARY_FILES)}.")
     settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
     dense = [path for kind, path in modules.items() if kind.startswith("Dense")]
     for path in dense:
@@ -115,12 +168,9 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
     if "LayerNorm" in modules:
-        _object(modules["LayerNorm"] / "config.json", config_keys.LAYER_NORM)
+        _object(modules["LayerNorm"] / "config.json", LAYER_NORM_KEYS)
     if "Normalize" in modules:
-        _object(modules["Normalize"] / "config.json", config_keys.NORMALIZE, required=False)
-    file = _length_file(modules["Transformer"])
-    values = _object(file, config_keys.TRANSFORMER, required=False)
-    _check_loading(file, values, encoder)
+        _object(modules["Normalize"] / "config.json", NORMALIZE_KEYS, required=False)
     found = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
     return found._replace(
         query=found.query._replace(max_length=_max_length(file, values, "query_length", encoder)),
@@ -133,7 +183,7 @@ def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     file = folder / MODULES_FILE
     values = schema.read(file, _MODULES)
     for module in values:
-        config_keys.account(file, module, config_keys.MODULE)
+        account(file, module, MODULE_KEYS)
     listed = [(_kind(file, module["type"]), folder / module["path"]) for module in values]
     if [kind for kind, _ in listed[:1]] == ["Router"]:
         router = listed[0][1]
@@ -153,8 +203,8 @@ def _kind(file: Path, type_name: Any) -> str:
 def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     file = router / ROUTER_FILE
     values = schema.read(file, _ROUTER)
-    config_keys.account(file, values, config_keys.ROUTER)
-    config_keys.account(file, values["parameters"] or {}, config_keys.ROUTER_PARAMETERS)
+    account(file, values, ROUTER_KEYS)
+    account(file, values["parameters"] or {}, ROUTER_PARAMETERS_KEYS)
     names = values["structure"][route]
     if missing := [name for name in names if name not in values["types"]]:
         raise InputError(f"{file}: the module {missing[0]!r} of the route {route!r} has no type; copy it again.")
@@ -178,7 +228,7 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
 
 
 def _pooling(file: Path) -> str:
-    values = _object(file, config_keys.POOLING)
+    values = _object(file, POOLING_KEYS)
     flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if "_mode_" in name and value is True]
     modes = values.get("pooling_mode", [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags])
     modes = modes if isinstance(modes, list) else [modes]
@@ -190,7 +240,7 @@ def _pooling(file: Path) -> str:
 
 def _dense_settings(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    values = _object(file, config_keys.DENSE)
+    values = _object(file, DENSE_KEYS)
     dim, bias = values.get("out_features"), values.get("bias", True)
     called = str(values.get("activation_function", ACTIVATIONS["tanh"]))
     activation = called.rpartition(".")[2].lower() if called.startswith("torch.nn.") else called
@@ -247,13 +297,11 @@ def _length_file(folder: Path) -> Path:
     return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if is_there(folder / name)), folder / LENGTH_FILE)
 
 
-def _check_loading(file: Path, values: dict[str, Any], encoder: huggingface.EncoderFolder) -> None:
-    """Refuses what would load or tokenize the encoder in another way."""
+def _check_loading(file: Path, values: dict[str, Any]) -> None:
+    """Refuses what would load the encoder in another way."""
     for name in ("model_args", "model_kwargs"):
         if isinstance(arguments := values.get(name), dict):
-            config_keys.account(file, arguments, config_keys.TRANSFORMER_ARGUMENTS)
-    if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
-        raise InputError(f"{file} asks for lower case, which the vocabulary does not apply; add it to tokenizer.json's normalizer.")
+            account(file, arguments, TRANSFORMER_ARGUMENTS_KEYS)
 
 
 def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: huggingface.EncoderFolder) -> int:
@@ -265,11 +313,6 @@ def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: hugg
         most = "" if longest is None else f" of at most {longest}, the positions that there are"
         raise InputError(f"{file}: {name} is {length!r}; it must be a positive whole number{most}.")
     return length
-
-
-def _is_uncased(tokenizer: Tokenizer) -> bool:
-    upper, lower = tokenizer.encode(["Abc XYZ", "abc xyz"])
-    return upper.tolist() == lower.tolist()
 
 
 def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
@@ -293,5 +336,5 @@ def _prompted(side: PretrainedSide, prompt: str) -> PretrainedSide:
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
     values: dict[str, Any] = schema.read(file, schema.record({})) if required or is_there(file) else {}
-    config_keys.account(file, values, keys)
+    account(file, values, keys)
     return values

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import with_prompt
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, with_prompt
 from de_jax.files.outputs import write_json
-from de_jax.interop import tokenizer_files, tokenizer_settings
-from de_jax.interop.architectures import registry
+from de_jax.interop import foreign_tokenizers
+from de_jax.interop.architectures.kind import kind_of
 from de_jax.interop.huggingface import CONFIG_FILE
-from de_jax.interop.pretrained import Origin, disassemble
-from de_jax.interop.safetensors_files import FILE, save
+from de_jax.interop.pretrained import FILE, Origin, disassemble, save
 from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import Run
@@ -25,6 +24,8 @@ from de_jax.types import Params
 
 NAMES = {"query": "query", "doc": "document"}
 POOLING_MODES = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
+SPACE = "▁"
+UNKNOWN, CONTROL, BYTE = 2, 3, 6  # kinds of pieces in sentencepiece's model file
 MODULE = "sentence_transformers.models."  # where every version finds its modules
 
 
@@ -67,12 +68,13 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     side = run.side(tower)
     tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
     encoder = {part: params[part] for part in ("embedder", "encoder") if part in params}  # a BERT without layers has no encoder
-    known = registry.kind_of(config.encoder, tokenizer.pad_id)
-    save(folder / FILE, disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)))
+    known = kind_of(config.encoder, tokenizer.pad_id)
+    unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
+    save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
     write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
-    tokenizer_files.write(folder, tokenizer, max_length)
+    _write_tokenizer(folder, tokenizer, max_length)
     for prompt in prompts.values():
-        tokenizer_settings.check_prompt(run.run_dir, folder, prompt)
+        foreign_tokenizers.check_prompt(run.run_dir, tokenizer, prompt)
     write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
     for kind, values, arrays in _heads(config, params):
@@ -116,3 +118,48 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     similarity = "cosine" if config.normalize else "dot"
     settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": similarity}
     write_json(folder / PROMPTS_FILE, settings)
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
+    """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids.
+
+    A sentencepiece model stands beside its translation, which transformers prefers.
+    """
+    tokenizer.save(folder)
+    if (folder / SENTENCEPIECE_FILE).is_file():
+        _translate((folder / SENTENCEPIECE_FILE).read_bytes()).save(str(folder / TOKENIZER_JSON_FILE))
+    import tokenizers
+
+    known = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON_FILE))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
+        "model_max_length": max_length,
+        "pad_token": known.id_to_token(tokenizer.pad_id),
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / foreign_tokenizers.SETTINGS_FILE, settings)
+
+
+def _translate(model_file: bytes) -> Any:
+    """A sentencepiece unigram model as a `tokenizers.Tokenizer` with the same ids."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    model: Any = sentencepiece_model_pb2.ModelProto.FromString(model_file)  # type: ignore[attr-defined]
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    kinds = [piece.type for piece in model.pieces]
+    tokenizer = Tokenizer(models.Unigram(pieces, kinds.index(UNKNOWN), BYTE in kinds))
+    steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        steps.insert(0, normalizers.Precompiled(charsmap))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always", split=True)
+    tokenizer.decoder = decoders.Metaspace(SPACE, "always", split=True)
+    specials = [piece for (piece, _), kind in zip(pieces, kinds, strict=True) if kind in (UNKNOWN, CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in specials])
+    end = model.trainer_spec.eos_piece
+    if (eos_id := model.trainer_spec.eos_id) >= 0:
+        tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", f"$A {end} $B {end}", [(end, eos_id)])
+    return tokenizer

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from de_jax.losses import dense, scores
+from de_jax.losses import contrast, scores
 from de_jax.settings import NonNegativeFloat, PositiveInt, bound, checked, name_of
 from de_jax.types import Embeddings, InputError, LossFn, Metrics
 
@@ -102,7 +102,7 @@ def matryoshka(
     weights = _checked_weights("matryoshka", "dims", dims, weights)
     _check_dims(dims, whole)
     if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
-        raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take ance.")
+        raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = ance.")
     total = jnp.zeros((), jnp.float32)
     metrics: Metrics = {}
     for dim, weight in sorted(zip(dims, weights, strict=True), reverse=True):
@@ -159,7 +159,7 @@ def guided(
         raise InputError(
             "guided has no embeddings of the draws of HardNegatives.negative_cache; train with mined negatives, or without a cache."
         )
-    own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **dense.EXACT)
+    own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **contrast.EXACT)
     limit = own - margin * (jnp.abs(own) if relative else 1.0) - _TIE
     return loss(e._replace(guide=e.guide._replace(limit=limit)))  # type: ignore[no-any-return]
 
@@ -184,8 +184,8 @@ def _first_dims(e: Embeddings, dim: int, normalize: bool) -> Embeddings:
     if dim == e.query.shape[-1]:
         return e
 
-    def cut(name: str, items: dense.Items) -> Float[Array, "*n d"]:
-        vectors = dense.real_vectors(items).reshape(getattr(e, name).shape)[..., :dim].astype(jnp.float32)
+    def cut(name: str, items: contrast.Items) -> Float[Array, "*n d"]:
+        vectors = contrast.real_vectors(items).reshape(getattr(e, name).shape)[..., :dim].astype(jnp.float32)
         if not normalize:
             return vectors
         return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True), 1e-24))

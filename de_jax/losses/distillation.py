@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
-from de_jax.losses.dense import EXACT, EXCLUDED, real_vectors
+from de_jax.losses.contrast import EXACT, EXCLUDED, real_vectors
 from de_jax.losses.in_batch import Directions, Reduction, sum_of_softmaxes
 from de_jax.settings import PositiveFloat, PositiveInt, checked
 from de_jax.types import Embeddings, InputError, Metrics

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
-from de_jax.losses.dense import EXCLUDED, Contrast
+from de_jax.losses.contrast import EXCLUDED, Contrast
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne, checked
 from de_jax.types import Embeddings, InputError, Metrics
 

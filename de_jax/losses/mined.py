@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from de_jax.losses import dense, masks, scores
-from de_jax.losses.dense import Contrast, Items
+from de_jax.losses import contrast, masks, scores
+from de_jax.losses.contrast import Contrast, Items
 from de_jax.settings import NonNegativeFloat, PositiveFloat, checked
 from de_jax.types import Embeddings, InputError, Metrics
 
@@ -121,8 +121,8 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
         raise InputError("sampled_softmax needs a negative cache to draw from; set HardNegatives.negative_cache.")
     scale, sets, is_real = scores.scale_of(e, temperature), _sets(e, ("neg_docs",)), masks.is_real_row(e.query_id)
     positive = scores.positive_scores(sets)
-    drawn = dense.real_vectors(sets["neg_docs"]).reshape(*e.sample.weights.shape, -1)
-    negative = jnp.einsum("BN,BND,BD->B", e.sample.weights, drawn, dense.real_vectors(sets["query"]), **dense.EXACT)
+    drawn = contrast.real_vectors(sets["neg_docs"]).reshape(*e.sample.weights.shape, -1)
+    negative = jnp.einsum("BN,BND,BD->B", e.sample.weights, drawn, contrast.real_vectors(sets["query"]), **contrast.EXACT)
     losses = jax.lax.stop_gradient(scores.softmax_loss(scale * positive, e.sample.log_sum_exp))
     surrogate = -jnp.expm1(-losses) * scale * (negative - positive)
     loss = scores.mean_of_real(losses + surrogate - jax.lax.stop_gradient(surrogate), is_real)
@@ -146,7 +146,7 @@ def _own(anchors: Items, candidates: Items, scale: Float[Array, ""], mask_duplic
     split = lambda leaf: leaf.reshape(num_rows, -1, *leaf.shape[1:])  # noqa: E731
 
     def of_row(anchor: Items, own: Items) -> Contrast:
-        return dense.contrast(anchor, own, scale, mask_duplicates=mask_duplicates)
+        return contrast.contrast(anchor, own, scale, mask_duplicates=mask_duplicates)
 
     by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
     return Contrast(*(field[:, 0] for field in by_row))

@@ -5,7 +5,7 @@ Every loss of this package is built from these two:
     softmax of a positive among negatives   log(1 + exp(lse - logit))   `softmax_loss`
     ratio of a positive to its negatives    lse - logit                 PAIR as the SamToNe paper prints it
 
-where `lse` runs over any number of blocks of candidates, each scored at once (`dense`) or a few columns at a time (`streaming`).
+where `lse` runs over any number of blocks of candidates, each scored at once or a few columns at a time (`contrasts`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from de_jax.losses import dense, masks, streaming
-from de_jax.losses.dense import EXACT, Contrast, Items, real_vectors
+from de_jax.losses import contrast, masks
+from de_jax.losses.contrast import EXACT, Contrast, Items, real_vectors
 from de_jax.types import ROW_AXES, Embeddings, InputError, Metrics
 
 Side = tuple[str, tuple[str, ...]]
@@ -69,11 +69,11 @@ def contrasts(
         is_split = _are_rows_split()
         whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
         parts = [
-            dense.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates, are_real=is_split)
+            contrast.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates, are_real=is_split)
             for anchors, name in flat
         ]
     elif block_size >= 1:
-        parts = streaming.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+        parts = contrast.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     else:
         raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
     remaining = iter(parts)
@@ -93,7 +93,7 @@ def _on_every_device(candidates: Items) -> Items:
     gather vectors, ids, rows and masks for itself.
     """
     whole: Items = jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), candidates)
-    return whole._replace(vectors=dense.real_vectors(whole))
+    return whole._replace(vectors=contrast.real_vectors(whole))
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:

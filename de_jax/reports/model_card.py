@@ -48,8 +48,6 @@ def export(
     *,
     license: str | None = None,
     base_model: str | None = None,
-    source: str | None = None,
-    reports: Sequence[Report] = (),
 ) -> list[str]:
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
@@ -57,7 +55,6 @@ def export(
         run, out_dir, format: as of `interop.export.export`; the folder's name is the model's.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
-        source, reports: the folder or name of a model that is no run, and its evaluations; those of a run are in its folder.
 
     Raises:
         InputError: something that is no such identifier or name, or as of `interop.export.export`.
@@ -66,10 +63,9 @@ def export(
         raise InputError(f"the licence is {license!r}; give its identifier on the Hugging Face hub, such as apache-2.0.")
     if base_model is not None and not _HUB_NAME.fullmatch(base_model):
         raise InputError(f"the base model is {base_model!r}; give its name on the Hugging Face hub, such as google/t5-v1_1-base.")
-    facts: dict[str, Any] = {"license": license, "base_model": base_model, "source": source, "reports": reports}
 
     def card(notes: Sequence[str]) -> str:
-        return model_card(run, format, name=Path(out_dir).resolve().name, notes=notes, **facts)
+        return model_card(run, format, name=Path(out_dir).resolve().name, notes=notes, license=license, base_model=base_model)
 
     return export_.export(run, out_dir, format, card=card)
 
@@ -82,13 +78,11 @@ def model_card(
     notes: Sequence[str] = (),
     license: str | None = None,
     base_model: str | None = None,
-    source: str | None = None,
-    reports: Sequence[Report] = (),
 ) -> str:
     """The card of a run in a format; see `export`."""
-    recipe = {} if source else read_recipe_file(run.run_dir) or {}
-    reports = reports if source else kept_reports(run.run_dir, settings_of_run(run))
-    sources = [named] if (named := base_model or source) else origins(run.run_dir)
+    recipe = {} if run.source else read_recipe_file(run.run_dir) or {}
+    reports = kept_reports(run.run_dir, settings_of_run(run))
+    sources = [named] if (named := base_model or run.source) else origins(run.run_dir)
     sections = {
         "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
         "Model": _model(run, sources),
@@ -96,7 +90,7 @@ def model_card(
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
         "Scores": _scores(reports),
-        "How it was made": _commands(run, recipe, format, name, source),
+        "How it was made": _commands(run, recipe, format, name),
     }
     on_hub = [base_model] if base_model else [one for source in sources if (one := _name_on_hub(source))]
     head = _front_matter(format, name, on_hub, recipe.get("loss"), reports, license)
@@ -332,16 +326,14 @@ def _score(report: Report, system: str, measure: str) -> str:
     return f"{value:.4f}" + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else "")
 
 
-def _commands(run: Run, recipe: dict[str, Any], format: str, name: str, source: str | None) -> str:
+def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
     made = []
-    if source:
-        made.append(f'# in Python: de_jax.load("{_last_part(source)}").save("{name}", format="{format}")')
-    elif recipe:
+    if recipe:
         made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    if not source:
-        made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
+    opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
+    made.append(f"de-jax export_model --run_dir={opened} --format={format} --out_dir={name}")
     versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return f"{_code('bash', chr(10).join(made))}\n\nExported with {written_by}."

@@ -7,13 +7,13 @@ import sys
 import pytest
 import toy_run
 
-from de_jax.interop.architectures import registry
+from de_jax.interop.architectures import kind
 from de_jax.types import InputError
 from experiments import kinds, parity
 
 
 def test_every_kind_is_fine_tuned():
-    assert list(kinds.STARTS) == [kind.model_types[0] for kind in registry.KINDS]
+    assert list(kinds.STARTS) == [kind.model_types[0] for kind in kind.KINDS]
 
 
 def case(test, name, difference, more=""):

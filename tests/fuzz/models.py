@@ -17,8 +17,8 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-from de_jax.interop import any_model, huggingface_generator, safetensors_files
-from de_jax.interop.architectures import registry
+from de_jax.interop import any_model, huggingface_generator, pretrained
+from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.t5 import generator_origins
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
 from de_jax.models.bert import BertConfig
@@ -83,7 +83,7 @@ def _arrays(folder: Path) -> list[Reader]:
     files = {"one": {"model.safetensors": safetensors.numpy.save(arrays)}, "sharded": _sharded(arrays)}
 
     def read(one: Path) -> Any:
-        return plain(dict(sorted((name, get()) for name, get in safetensors_files.stored_arrays(one).items())))
+        return plain(dict(sorted((name, get()) for name, get in pretrained.stored_arrays(one).items())))
 
     def naive(one: Path) -> Any:
         return plain(dict(sorted(naive_arrays(one).items())))
@@ -160,7 +160,7 @@ def _config(values: Mapping[str, Any]) -> T5Config | BertConfig:
 
 
 def _origins(values: Mapping[str, Any], config: T5Config | BertConfig, pad_id: int) -> dict[str, Origin]:
-    return registry.kind_of_type("config.json", values["model_type"]).origins_of(config, pad_id)
+    return kind.kind_of_type("config.json", values["model_type"]).origins_of(config, pad_id)
 
 
 def encoder_files(values: dict[str, Any], pad_id: int = 0, *, more: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from random_params import random_params
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
-from de_jax.interop import any_model, served_encoder, t5x, tokenizer_files
+from de_jax.interop import any_model, sentence_transformers_export, served_encoder, t5x
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -195,8 +195,10 @@ def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path,
     own = {tower: {**shared, **run.params[tower]} for tower in ("query", "doc") if tower in run.params}
     assert_same_params(found.params, own or run.params)  # what a pair shared is in both of its models
     assert (found.model.query, found.model.doc) == (run.model.query, run.model.doc)
-    assert found.query.tokenizer.fingerprint == run.query.tokenizer.fingerprint
-    assert found.doc.tokenizer.fingerprint == run.doc.tokenizer.fingerprint
+    for tower in ("query", "doc"):
+        there, here = found.side(tower).tokenizer, run.side(tower).tokenizer
+        assert (there.prompt, there.prefix_ids, there.suffix_ids) == (here.prompt, here.prefix_ids, here.suffix_ids)
+        assert [row.tolist() for row in there.encode(TEXTS)] == [row.tolist() for row in here.encode(TEXTS)]
     assert (found.query.max_length, found.doc.max_length) == (10, 40)
 
 
@@ -230,7 +232,7 @@ def test_t5x_checkpoints_are_read_again_bit_for_bit(tmp_path, vocabularies):
 
 
 def test_a_translated_sentencepiece_model_gives_the_same_ids(tmp_path, vocabularies):
-    tokenizer_files.write(tmp_path, vocabularies["t5"], 40)
+    sentence_transformers_export._write_tokenizer(tmp_path, vocabularies["t5"], 40)
     (tmp_path / "spiece.model").unlink()
     texts = [*TEXTS, "", " ", "tab\tand\nline", "two  spaces", "a\u00a0b\u200bc", "▁", "½ ﬁ \uff21", "日本日本", "x" * 300]
     pairs = zip(vocabularies["t5"].encode(texts), tokenizing.load_tokenizer(tmp_path).encode(texts), strict=True)

@@ -162,7 +162,7 @@ def test_copies_that_older_folders_hold_are_left_out(pair, tmp_path):
 def test_a_folder_is_a_generator_with_its_own_vocabulary(pair, tmp_path):
     found = generators.read(pair[0])
     assert found.model == huggingface_generator.read(pair[0]).model
-    assert found.tokenizer.fingerprint == load_tokenizer(pair[0]).fingerprint
+    assert found.tokenizer.vocab_size == load_tokenizer(pair[0]).vocab_size
     bare = rewritten(pair[0], tmp_path / "bare")
     with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
         generators.read(bare)

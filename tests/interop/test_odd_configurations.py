@@ -14,9 +14,9 @@ from fuzz.edits import ODD_VALUES
 from interop import test_architectures as architectures
 
 from de_jax.interop import huggingface
-from de_jax.interop.architectures import kind, registry
+from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.kind import Settings
-from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.interop.pretrained import stored_arrays
 from de_jax.types import InputError
 
 SIZES = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
@@ -25,7 +25,7 @@ SIZES |= {"num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64
 
 def config_of(model_type, **changes):
     values = {**SIZES, "model_type": model_type, **changes}
-    return registry.kind_of_type("config.json", model_type).config_of(Settings(Path("config.json"), values))
+    return kind.kind_of_type("config.json", model_type).config_of(Settings(Path("config.json"), values))
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -62,12 +62,12 @@ def test_null_and_what_transformers_only_writes_are_read_as_there():
 def test_an_array_under_two_names_is_read_where_both_are_equal():
     names = {"bert.pooler.a": 1, "bert.a.LayerNorm.gamma": 2, "a.LayerNorm.weight": 2, "bert.b": 3, "b": 4}
     stored = {name: lambda value=value: np.full(2, value) for name, value in names.items()}
-    found = registry.kind_of_type("", "bert").by_own_name("folder", stored)
+    found = kind.kind_of_type("", "bert").by_own_name("folder", stored)
     assert list(found) == ["pooler.a", "a.LayerNorm.weight", "b"]
     assert found["a.LayerNorm.weight"]().tolist() == [2, 2]
     with pytest.raises(InputError, match=r"^folder: b is stored under two names with different values; remove the wrong one"):
         found["b"]()
-    assert registry.kind_of_type("", "t5").own_name("embed_tokens.weight") == "shared.weight"
+    assert kind.kind_of_type("", "t5").own_name("embed_tokens.weight") == "shared.weight"
 
 
 def test_an_array_in_two_files_is_refused(tmp_path):
@@ -93,7 +93,7 @@ NEIGHBOURS = {
     "hidden_act": ("gelu", "silu", "relu", "gelu_pytorch_tanh"),
     "sliding_window": (1, 2, 5, 16),
     "num_attention_heads": (1, 2, 4),
-    "model_type": registry.MODEL_TYPES,
+    "model_type": kind.MODEL_TYPES,
     **dict.fromkeys(("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window"), (True, False, None)),
 }
 """Settings that some kinds have and others do not."""

@@ -158,7 +158,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json(DENSE, out_features=None), "out_features is None"),
         (in_json(DENSE, bias=False), "no place for: 2_Dense/linear.bias"),
         (lambda folder: (folder / "2_Dense" / "model.safetensors").unlink(), "2_Dense holds neither model.safetensors"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json; write one"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no vocabulary; copy it there"),
         (lambda folder: (folder / POOLING).unlink(), "1_Pooling/config.json does not exist"),
         (in_json("sentence_bert_config.json", max_seq_length=49), "max_seq_length is 49; .* at most 48"),
         (in_json("sentence_bert_config.json", max_seq_length="all"), "max_seq_length is 'all'"),
@@ -195,13 +195,14 @@ def test_a_folder_that_lost_its_modules_is_no_encoder_alone(dense_bert, tmp_path
         any_model.read(folder)
 
 
-def test_lower_case_is_left_to_the_vocabulary(dense_bert, tmp_path):
+def test_lower_case_comes_first_where_the_folder_asks_for_it(dense_bert, tmp_path):
     folder = shutil.copytree(dense_bert, tmp_path / "cased")
-    in_json("sentence_bert_config.json", do_lower_case=True)(folder)
-    sentence_transformers.read(folder, only_sizes=True)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocab = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {**{w: i for w, i in vocab.items() if w != "a"}, "xyz": vocab["a"]}
     write(folder / "tokenizer.json", {**tokenizer, "normalizer": None})
-    with pytest.raises(InputError, match="asks for lower case, which the vocabulary does not apply"):
-        sentence_transformers.read(folder, only_sizes=True)
+    upper, lower = [text.title() for text in TEXTS], TEXTS
+    in_json("sentence_bert_config.json", do_lower_case=False)(folder)
+    cased = sentence_transformers.read(folder)
+    assert not np.allclose(our_embeddings(cased, upper), our_embeddings(cased, lower))
+    in_json("sentence_bert_config.json", do_lower_case=True)(folder)
+    found = sentence_transformers.read(folder)
+    np.testing.assert_array_equal(our_embeddings(found, upper), our_embeddings(cased, lower))

@@ -3,6 +3,7 @@ import json
 import pytest
 from tiny_run import DOCS, QUERIES
 
+from de_jax import arguments
 from de_jax.data.text import beir
 from de_jax.tools import analyse_embeddings
 from de_jax.types import InputError
@@ -51,7 +52,7 @@ def test_only_a_former_analysis_is_replaced(trained, judged_dir, tmp_path, print
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with monkeypatch.context() as patch:
-        patch.setattr(analyse_embeddings, "load_run", None)  # refused before a model loads
+        patch.setattr(arguments, "model", None)  # refused before a model loads
         for out_dir in (tmp_path / "mine", trained, trained.parent):
             before = sorted(out_dir.rglob("*"))
             with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):

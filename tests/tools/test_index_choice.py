@@ -53,6 +53,6 @@ def test_an_index_that_sees_all_documents_changes_no_result(printed, choice):
     ],
 )
 def test_a_choice_is_refused_before_a_model_loads(flags, monkeypatch, tool, choice, message):
-    monkeypatch.setattr(arguments if tool is evaluate_beir else tool, "load_run", None)
+    monkeypatch.setattr(arguments, "model", None)
     with pytest.raises(InputError, match=message):
         tool.main([*flags, *choice])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_run import DOCS, QRELS, QUERIES, WORDS
 
+from de_jax import arguments
 from de_jax.data.sources import pair_writer
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
@@ -132,7 +133,7 @@ def test_a_long_text_is_shown_by_its_beginning():
     ],
 )
 def test_bad_input_is_refused_before_a_model_loads(dataset_dir, monkeypatch, tool, flags, message):
-    monkeypatch.setattr(tool, "load_run", None)
+    monkeypatch.setattr(arguments, "model", None)
     if "--dataset_dir" not in flags:
         flags = [*flags, "--dataset_dir", str(dataset_dir)]
     with pytest.raises(InputError, match=message):

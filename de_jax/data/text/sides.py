@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from de_jax.data.text.tokenizing import Tokenizer, prompt_of
+from de_jax.data.text.tokenizing import Tokenizer, prompt_of, with_prompt
 
 
 class Side(NamedTuple):
@@ -18,3 +18,7 @@ class Side(NamedTuple):
     def prompt(self) -> str:
         """The prompt before every text; mostly empty."""
         return prompt_of(self.tokenizer)
+
+    def with_prompt(self, prompt: str | None) -> Side:
+        """The same with another prompt; "" takes its own away, and None leaves it."""
+        return self._replace(tokenizer=with_prompt(self.tokenizer, prompt))

@@ -137,11 +137,13 @@ class JsonTokenizer:
     A special token spelt out in a text ("[SEP]") is encoded as the text it is, so that no document can forge one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        """content: in the place of the file's, which is named in messages."""
         import tokenizers
 
-        read_json(path, max_bytes=None)  # stricter than the library: no key twice
-        self._path, self._json = path, read_bytes(path)
+        if content is None:
+            read_json(path, max_bytes=None)  # stricter than the library: no key twice
+        self._path, self._json = path, content or read_bytes(path)
         with rust_errors_named(path):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
             padding = self._tokenizer.padding
@@ -156,6 +158,8 @@ class JsonTokenizer:
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
         self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.special_tokens = tuple(sorted(token.content for token in added if token.special))
         masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
         self.mask_id = int(self._ours(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()

@@ -6,8 +6,7 @@ import re
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Kind, Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Kind, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 
@@ -133,4 +132,5 @@ KIND = Kind(
     holds=lambda config, pad_id: is_plain(config) and config.position_offset != pad_id + 1,
     own_name=own_name,
     heads=HEADS,
+    kept=r"pooler\.dense\.(weight|bias)",
 )

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import bert, kind
-from de_jax.interop.architectures.kind import Kind, Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Kind, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 

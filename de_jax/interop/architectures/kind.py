@@ -1,9 +1,17 @@
-"""The description of a kind of encoder: transformers' names for its settings and arrays, and their places here."""
+"""The kinds of encoders that come from transformers and go back to it: names of settings and arrays, and their places here.
+
+Each kind has a file of its own beside this one. A setting of a configuration file is read, or harmless because no embedding
+depends on it, or it must say in so many words how a tower works anyway. Any other is refused by name.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
+import inspect
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +19,69 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.interop.config_keys import OWN_CODE, Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.tower import EncoderConfig
 from de_jax.types import Array, InputError
+
+_READ_BY_ALL = ("configuration_utils.py", "modeling_utils.py", "masking_utils.py", "modeling_rope_utils.py")
+"""Code of transformers that models of all types may use."""
+OWN_CODE = "asks for code of the model's own, which is never run"
+
+
+class Keys(NamedTuple):
+    """The settings of one kind of file; names in `read` and `harmless` are regular expressions parted by blanks."""
+
+    read: str = ""  # by the importer, which checks the values
+    harmless: str = ""
+    fixed: Mapping[str, tuple[Any, ...]] = {}  # the values that change nothing
+    refused: Mapping[str, str] = {}  # with the reason
+    hints: Mapping[str, str] = {}  # beside another value than those in `fixed`
+
+
+def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: str | None = None) -> tuple[str, ...]:
+    """Checks that nothing in a file is skipped in silence; returns sentences about what transformers skips as well.
+
+    Args:
+        file: for messages.
+        values: its JSON object, or a part of it.
+        keys: the table of this kind of file.
+        model_type: of a config.json; a setting that is unknown here is left out if transformers ignores it for this type.
+
+    Raises:
+        InputError: a setting that has no place here, by name.
+    """
+    known = re.compile("|".join([*keys.read.split(), *keys.harmless.split()]))
+    ignored = []
+    for name, value in values.items():
+        if name in keys.refused and value:
+            raise InputError(f"{file}: {name} {keys.refused[name]}.")
+        if name in keys.fixed and value not in keys.fixed[name]:
+            allowed = " or ".join(map(repr, keys.fixed[name]))
+            hint = f"; {keys.hints[name]}" if name in keys.hints else ""
+            raise InputError(f"{file}: {name} is {reprlib.repr(value)}; the towers here have {allowed}{hint}.")
+        if name not in keys.fixed and name not in keys.refused and not known.fullmatch(name):
+            if model_type is None or _is_read(model_type, name, value):
+                raise InputError(
+                    f"{file}: the setting {name} ({reprlib.repr(value)}) is unknown here; remove it if no embedding depends on it."
+                )
+            ignored.append(name)
+    return (f"{file}: {', '.join(ignored)} left out, as transformers ignores it for {model_type}",) if ignored else ()
+
+
+def _is_read(model_type: str, name: str, value: Any) -> bool:
+    """Whether transformers' model of a type depends on a setting: not if it has the default value, or no code there names it."""
+    try:
+        import transformers
+    except ImportError:
+        return True
+    if model_type not in transformers.CONFIG_MAPPING:
+        return True
+    default = transformers.CONFIG_MAPPING[model_type]()
+    if hasattr(default, name):
+        return bool(getattr(default, name) != value)
+    of_all = Path(transformers.__file__).parent
+    files = [*Path(inspect.getfile(type(default))).parent.glob("*.py"), *(of_all / name for name in _READ_BY_ALL)]
+    return any(re.search(rf"\b{re.escape(name)}\b", file.read_text(encoding="utf-8")) for file in files if file.is_file())
 
 
 class Settings(NamedTuple):
@@ -82,6 +149,7 @@ class Kind:
         holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.
         own_name: the name that transformers gives an array of a folder today, in an encoder alone.
         heads: regular expressions of arrays that published models carry beside the encoder.
+        kept: a regular expression of heads that an export writes again, as transformers' encoder has them.
         position_pad_id: the padding id that the position table depends on; None where no position depends on it.
         is_shift_free: whether padding before a text changes no embedding.
         is_renamed: whether transformers calls kernels otherwise than their file does, so that no adapter finds them by that name.
@@ -95,6 +163,7 @@ class Kind:
     holds: Callable[[Any, int], bool]
     own_name: Callable[[str], str]
     heads: tuple[str, ...] = ()
+    kept: str | None = None
     position_pad_id: Callable[[Settings], int] | None = None
     is_shift_free: bool = False
     is_renamed: bool = False
@@ -156,3 +225,65 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 REFUSED = {"auto_map": OWN_CODE}
+
+FILES = {
+    "t5": ("t5", "mt5", "umt5"),
+    "bert": ("bert",),
+    "roberta": ("roberta", "xlm-roberta", "camembert"),
+    "mpnet": ("mpnet",),
+    "distilbert": ("distilbert",),
+    "modernbert": ("modernbert",),
+    "nomic": ("nomic_bert",),
+    "gte": ("gte",),
+    "eurobert": ("eurobert",),
+    "llama": ("llama",),
+    "mistral": ("mistral",),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "gemma3": ("gemma3_text",),
+    "t5gemma": ("t5gemma",),
+    "t5gemma2": ("t5gemma2",),
+}
+"""The model types of config.json by the file here that reads them, in the order in which one is chosen for an export."""
+MODEL_TYPES = tuple(name for types in FILES.values() for name in types)
+
+
+@functools.cache
+def _kind_in(file: str) -> Kind:
+    kind: Kind = importlib.import_module(f"de_jax.interop.architectures.{file}").KIND
+    return kind
+
+
+def kind_of_type(file: object, model_type: object) -> Kind:
+    """The kind that a config.json names.
+
+    Args:
+        file: for the message.
+        model_type: as it stands there.
+
+    Raises:
+        InputError: no kind has that name.
+    """
+    found = next((name for name, types in FILES.items() if model_type in types), None)
+    if found is None:
+        raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
+    return _kind_in(found)
+
+
+def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
+    """The kind that an encoder is saved as.
+
+    Args:
+        config: the encoder.
+        pad_id: the vocabulary's own padding.
+
+    Raises:
+        InputError: transformers has no model of these settings.
+    """
+    found = next((kind for kind in map(_kind_in, FILES) if kind.holds(config, pad_id)), None)
+    if found is None:
+        raise InputError(
+            f"transformers has no model ({', '.join(MODEL_TYPES)}) for a {type(config).__name__} with these settings and a "
+            f"vocabulary that pads with {pad_id}; export it in the format safetensors."
+        )
+    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
-from de_jax.interop.architectures.kind import Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 from de_jax.types import InputError

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from de_jax.interop.architectures import bert, kind
-from de_jax.interop.architectures.kind import Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Kind, Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Kind, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models import positions
 from de_jax.models.rotary import RotaryConfig, global_pattern

@@ -6,8 +6,7 @@ import re
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Kind, Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Kind, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.generator import START_ID, Generator
 from de_jax.models.t5 import NORM_EPSILON, T5Config

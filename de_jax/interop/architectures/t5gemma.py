@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from de_jax.interop import config_keys
 from de_jax.interop.architectures import gemma3, kind, rotary
-from de_jax.interop.architectures.kind import Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 from de_jax.types import InputError
@@ -41,7 +39,7 @@ def config_of(settings: Settings) -> RotaryConfig:
     encoder = settings.values.get("encoder")
     if not isinstance(encoder, dict):
         raise InputError(f"{settings.file}: encoder is {encoder!r}; it must be an object, the encoder's own settings.")
-    config_keys.account(settings.file, encoder, ENCODER_KEYS)
+    kind.account(settings.file, encoder, ENCODER_KEYS)
     told = settings._replace(values=encoder)
     every, first = rotary.global_layers(told, told.size("num_hidden_layers"), (GLOBAL_EVERY, GLOBAL_EVERY - 1))
     cap = told.values.get("attn_logit_softcapping", CAP)

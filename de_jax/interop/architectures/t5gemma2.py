@@ -10,10 +10,8 @@ import dataclasses
 import re
 from typing import Any
 
-from de_jax.interop import config_keys
 from de_jax.interop.architectures import gemma3, kind, rotary, t5gemma
-from de_jax.interop.architectures.kind import Settings
-from de_jax.interop.config_keys import Keys
+from de_jax.interop.architectures.kind import Keys, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 from de_jax.types import InputError
@@ -69,7 +67,7 @@ def config_of(settings: Settings) -> RotaryConfig:
 def _part(settings: Settings, name: str, values: Any, keys: Keys) -> Settings:
     if not isinstance(values, dict):
         raise InputError(f"{settings.file}: {name} is {values!r}; it must be an object, the encoder's own settings.")
-    config_keys.account(settings.file, values, keys)
+    kind.account(settings.file, values, keys)
     return settings._replace(values=values)
 
 

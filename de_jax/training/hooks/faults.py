@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 from de_jax.training.mesh import sharding
-from de_jax.training.step.train_step import Model
 from de_jax.types import Array, Batch, InputError, Params, TrainState
 
 MAX_PAIRS = 8
@@ -96,7 +95,7 @@ def pair_name(query_ids: Sequence[str] | None, doc_ids: Sequence[str] | None, ba
     return f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
 
 
-def has_finite_embeddings(model: Model, params: Params, batch: Batch) -> Bool[Array, " B"]:
+def has_finite_embeddings(model: Any, params: Params, batch: Batch) -> Bool[Array, " B"]:
     """`Explanation.is_finite` of a dual encoder."""
     embeddings = model.embed(params, batch)
     return jnp.isfinite(embeddings.query).all(axis=1) & jnp.isfinite(embeddings.doc).all(axis=1)

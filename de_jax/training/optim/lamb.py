@@ -11,8 +11,8 @@ import optax
 
 from de_jax.settings import NonNegativeFloat, PositiveFloat, ShareBelowOne, checked
 from de_jax.training.optim import paths
-from de_jax.training.optim.optimizer import DECAYED, Schedule, path_mask
-from de_jax.types import Array, Params
+from de_jax.training.optim.optimizer import DECAYED, path_mask
+from de_jax.types import Array, Params, Schedule
 
 MAX_WEIGHT_NORM = 10.0
 """The largest parameter norm in `ance_lamb`; a larger norm counts as this value."""

@@ -11,10 +11,7 @@ import optax
 
 from de_jax.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, checked
 from de_jax.training.optim import paths
-from de_jax.types import Array, InputError, Params
-
-Schedule = Callable[[Array], Array]
-"""The learning rate of an update, from the number of updates already done."""
+from de_jax.types import Array, InputError, Params, Schedule
 
 DECAYED = (".*/(kernel|embedding)",)
 """Patterns of the parameters that decay by default: matrices, not norms and biases."""

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from de_jax.training.step.train_step import TrainStep
-from de_jax.types import Batches, InputError, Metrics, TrainState
+from de_jax.types import Batches, InputError, Metrics, TrainState, TrainStep
 
 MOST_IN_FLIGHT = 4
 """Updates that the devices have before them. More would not keep them busier, and a stop waits for all: on a CPU for minutes."""

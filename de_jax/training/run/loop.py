@@ -27,8 +27,7 @@ from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.training.run.wandb_log import wandb_sink
-from de_jax.training.step.train_step import TrainStep
-from de_jax.types import Batches, InputError, Params, TrainState
+from de_jax.types import Batches, InputError, Params, TrainState, TrainStep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
           origin.json         where the parameters came from, of a run that `de-jax import_model` made
+          unused.safetensors  arrays of another library's model that no embedding depends on, for exports
           recipe.json         every setting that was in effect, see `Recipe.load`
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
           tokenizers/         the tokenizers of the texts
@@ -14,9 +15,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
-from de_jax.files.outputs import write_json
+from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
@@ -36,16 +38,18 @@ from de_jax.training.run import base, model_schema
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
-from de_jax.types import InputError, Params, TrainState
+from de_jax.types import Array, InputError, Params, TrainState
 
 _REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
 RECIPE_FILE, DATA_FILE = "recipe.json", "data.json"
 ORIGIN_FILE = "origin.json"
+UNUSED_FILE = "unused.safetensors"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 MINING_DIR = "mining"
 _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
+_CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
@@ -66,14 +70,17 @@ RUN = Kind(
 
 
 class Run(NamedTuple):
-    """A trained model with all that is needed to embed text with it."""
+    """A model with all that is needed to embed text with it: the one type of a loaded model, whatever it was opened from."""
 
-    run_dir: Path
+    run_dir: Path  # results computed with the model are kept there
     step: int
     model: DualEncoder
     params: Params
     query: Side
     doc: Side
+    source: str | None = None  # the folder or the name on the hub of another library's model
+    notes: tuple[str, ...] = ()  # what was assumed about it, in sentences for the user
+    unused: Mapping[str, Array] = {}  # arrays of its source that no embedding depends on, for exports
 
     def side(self, tower: str) -> Side:
         """How a tower ("query" or "doc") reads its texts."""
@@ -157,7 +164,14 @@ def _without_training_settings(described: Any) -> Any:
 
 
 def write_run(
-    run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side, origin: Sequence[str] = ()
+    run_dir: str | Path,
+    params: Params,
+    *,
+    model: DualEncoder,
+    query: Side,
+    doc: Side,
+    origin: Sequence[str] = (),
+    unused: Mapping[str, Array] | None = None,
 ) -> None:
     """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `Initialization.init_from`.
 
@@ -166,16 +180,39 @@ def write_run(
         params: the model's.
         model, query, doc: as of `describe_run`.
         origin: the folders or names of the hub that the parameters are from.
+        unused: as of `Run`.
 
     Raises:
         InputError: the folder exists already.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
+        keep_unused(temporary, unused or {})
         if origin:
             write_json(temporary / ORIGIN_FILE, {"from": list(origin)})
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
             checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
+
+
+def keep_unused(run_dir: Path, unused: Mapping[str, Array]) -> None:
+    """Writes the `Run.unused` of a run, unless they are there."""
+    if unused and not (run_dir / UNUSED_FILE).exists() and distributed.is_first():
+        import safetensors.numpy
+
+        with atomic_file(run_dir / UNUSED_FILE) as temporary:
+            safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in unused.items()}, temporary)
+
+
+def _kept_unused(run_dir: Path) -> dict[str, Array]:
+    import safetensors.numpy
+
+    if not (run_dir / UNUSED_FILE).is_file():
+        return {}
+    try:
+        arrays: dict[str, Array] = safetensors.numpy.load_file(run_dir / UNUSED_FILE)
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{run_dir / UNUSED_FILE} is damaged ({error}); remove it, as no embedding depends on it.") from None
+    return arrays
 
 
 def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str | None = None, only_sizes: bool = False) -> Run:
@@ -204,7 +241,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
     tokenizers = {name: kept_tokenizer(run_dir, fingerprint) for name, fingerprint in description["tokenizers"].items()}
     query = Side(tokenizers["query"], description["max_query_length"])
     doc = Side(tokenizers["doc"], description["max_doc_length"], description["max_passages"])
-    return Run(run_dir, found, model.with_dtype(dtype), params, query, doc)
+    return Run(run_dir, found, model.with_dtype(dtype), params, query, doc, unused=_kept_unused(run_dir))
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
@@ -324,6 +361,25 @@ def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
     if tokenizer.fingerprint != fingerprint:
         raise InputError(f"{folder} is damaged: it is not the tokenizer that the run was trained with; {RUN.mend}.")
     return tokenizer
+
+
+@contextlib.contextmanager
+def continuing(run_dir: Path) -> Iterator[None]:
+    """Within, `continued_tokenizer` gives the tokenizers of a run that has a checkpoint."""
+    has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
+    token = _CONTINUED.set(run_dir if has_steps and RUN.is_in(run_dir) else None)
+    try:
+        yield
+    finally:
+        _CONTINUED.reset(token)
+
+
+def continued_tokenizer(tower: str) -> Tokenizer | None:
+    """The tokenizer that the run which is being continued has for a tower, "query" or "doc"; None for no such run."""
+    if (run_dir := _CONTINUED.get()) is None:
+        return None
+    description, _ = model_schema.described(RUN, run_dir, DualEncoder.from_json)
+    return kept_tokenizer(run_dir, description["tokenizers"][tower])
 
 
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:

@@ -19,9 +19,8 @@ from de_jax.files.outputs import append_text, atomic_file, make_folder, naming
 from de_jax.files.progress import progress_bar
 from de_jax.files.reading import BOM, parse_json, read_bytes
 from de_jax.training.hooks.faults import NonFiniteError
-from de_jax.training.optim.optimizer import Schedule
 from de_jax.training.run.fit import Stop
-from de_jax.types import Array, Metrics, TrainState
+from de_jax.types import Array, Metrics, Schedule, TrainState
 
 METRICS_FILE = "metrics.jsonl"
 

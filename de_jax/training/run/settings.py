@@ -13,8 +13,8 @@ from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding_rules import Rules
 from de_jax.training.optim.lamb import ance_lamb, lamb
-from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
-from de_jax.types import Params
+from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
+from de_jax.types import Params, Schedule
 
 BY_NAME: dict[str, Any] = {one.__name__: one for one in (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)}
 """Optimizers and schedules."""

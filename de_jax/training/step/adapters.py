@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from de_jax.losses.reading import leaves_read
 from de_jax.models import lora
 from de_jax.settings import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.training.optim import paths
@@ -188,6 +187,8 @@ class AdaptedModel:
         def embeddings(params: Params) -> Any:
             e = self.embed(params, Batch(query=tokens, doc=tokens, query_id=None, doc_id=None))
             return e.query, e.doc
+
+        from de_jax.losses.reading import leaves_read
 
         read = {paths.path_of(path) for path in leaves_read(embeddings, params)}
         if unread := [path for path in paths.all_paths(params) if re.fullmatch(ADAPTER, path) and path not in read]:

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 
 from de_jax.losses import masks, scores
 from de_jax.losses.combination import parts
-from de_jax.losses.dense import EXACT, EXCLUDED
+from de_jax.losses.contrast import EXACT, EXCLUDED
 from de_jax.settings import PositiveInt, Share, bound, check_fields, name_of
 from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, LossFn, Metrics, Packed, Sample
 

@@ -11,7 +11,7 @@ import optax
 
 from de_jax.training.step import negative_cache
 from de_jax.training.step.negative_cache import Drawn, NegativeCache
-from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState
+from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState, TrainStep
 
 
 @runtime_checkable
@@ -29,9 +29,6 @@ class Model(Initialisable, Protocol):
     def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
         """The embeddings of the texts in a batch that are not None; dropout is on exactly when `rng` is given."""
 
-
-TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
-"""From (state, global batch) to (next state, metrics); the loss determines the type of the batch."""
 
 # Beside the four keys that `DualEncoder.embed` splits a step's key into.
 _DRAWS, _DRAWN_DROPOUT = 4, 5

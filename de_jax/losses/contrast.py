@@ -1,8 +1,9 @@
-"""The contrasts of a loss, a block of candidates at a time: memory O(B * block), where `dense` takes O(B * K).
+"""The contrast of anchors with a set of candidates, in two forms: all scores at once, or a few columns at a time.
 
-The forward pass keeps a running maximum and sum for each anchor; the derivative computes every block's scores once more, which
-costs 2 B K D FLOPs beside the dense form's 6. Masks are computed block by block from the ids. All contrasts of a loss are one
-function here, so that its derivative adds up in one array a set of vectors; each contrast on its own would need two more.
+`contrast` alone sees a whole [B, K] block of scores. `contrasts` takes memory O(B * block) in place of O(B * K). Its forward pass
+keeps a running maximum and sum for each anchor; the derivative computes every block's scores once more, which costs 2 B K D FLOPs
+beside the 6 of the other form. Masks are computed block by block from the ids. All contrasts of a loss are one function here, so
+that its derivative adds up in one array a set of vectors; each contrast on its own would need two more.
 
 Block i takes every n-th candidate from the i-th on, not a run of neighbours. So, where the rows of a batch are split over devices,
 each block has its share of every device: a step gathers one block of candidates, each device scores its own anchors against it, and
@@ -20,7 +21,54 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from de_jax.losses import masks
-from de_jax.losses.dense import EXACT, EXCLUDED, Contrast, Items, real_vectors
+
+EXCLUDED = -1e30
+"""Stands for minus infinity: its exponential is 0 in float32, and a row of nothing else still has a finite gradient."""
+EXACT = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+"""At tau = .01 a score that was rounded to bfloat16, or multiplied in it as TPUs do by default, moves its logit by up to .2."""
+
+
+class Items(NamedTuple):
+    """K queries or documents: anchors or candidates of a softmax."""
+
+    vectors: Array  # [K, D]
+    ids: masks.Ids
+
+
+class Contrast(NamedTuple):
+    """What each anchor sees of its negatives; float32. Where it has none: EXCLUDED, 0, 0, EXCLUDED."""
+
+    log_sum_exp: Array  # [B] of the scaled scores
+    score_sum: Array  # [B] of the unscaled scores
+    num_negatives: Array  # [B]
+    highest: Array  # [B] unscaled score
+
+
+def real_vectors(items: Items) -> Float[Array, "K D"]:
+    """Zeroes what only fills up: a masked score is ignored going forward, but 0 * NaN would come back in the gradient."""
+    return jnp.where(items.ids.is_real[:, None], items.vectors, jnp.zeros_like(items.vectors))
+
+
+def contrast(
+    anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool, are_real: bool = False
+) -> Contrast:
+    """The scores of every anchor against its negatives among the candidates, reduced row by row.
+
+    Args:
+        anchors, candidates: queries or documents.
+        scale: 1 / tau.
+        mask_duplicates: see `masks.is_negative`.
+        are_real: the candidates' vectors are those of `real_vectors` already.
+    """
+    vectors = real_vectors(anchors), candidates.vectors if are_real else real_vectors(candidates)
+    allowed = masks.is_negative(anchors.ids, candidates.ids, mask_duplicates=mask_duplicates)  # [B, K]
+    scores = jnp.einsum("BD,KD->BK", *vectors, **EXACT)
+    return Contrast(
+        log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, scale * scores, EXCLUDED), axis=1),
+        score_sum=jnp.sum(scores, axis=1, where=allowed),
+        num_negatives=jnp.sum(allowed, axis=1, dtype=jnp.float32),
+        highest=jnp.max(scores, axis=1, where=allowed, initial=EXCLUDED),
+    )
 
 
 class _Plan(NamedTuple):
@@ -46,7 +94,7 @@ def contrasts(
     mask_duplicates: bool,
     block_size: int,
 ) -> list[Contrast]:
-    """`dense.contrast` of each pair, `block_size` candidates at a time; equal to it in value and gradient.
+    """`contrast` of each pair, `block_size` candidates at a time; equal to it in value and gradient.
 
     One difference: where several negatives share the highest score exactly, the gradient of `highest` goes to one of them, and not
     to all in equal parts. Only reverse-mode derivatives are defined.

@@ -1,0 +1,193 @@
+"""Tokenizers of other libraries: opened by transformers, kept as a tokenizer.json that encodes without it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from de_jax.data.text.tokenizing import MASK_TOKENS, PAD_TOKENS, TOKENIZER_JSON_FILE, JsonTokenizer, Tokenizer, rust_errors_named
+from de_jax.files import schema
+from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.types import InputError
+
+SpecialTokens = Literal["text", "as_transformers"]
+VOCABULARY_FILES = (
+    TOKENIZER_JSON_FILE, "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt"
+)  # fmt: skip
+SETTINGS_FILE = "tokenizer_config.json"
+LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
+ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
+_NO_WORD = re.compile(r"[<\[{|]")  # a special token without one of these may be a word of ordinary texts
+_WITHOUT_EFFECT = ("truncation", "padding")
+
+
+class ForeignTokenizer(NamedTuple):
+    """A tokenizer and what its folder says beside it."""
+
+    tokenizer: JsonTokenizer
+    max_length: int | None  # tokens, where it is told
+    is_padded_left: bool
+
+
+def is_in(folder: Path) -> bool:
+    """Whether a folder holds a vocabulary."""
+    return any(is_there(folder / name) for name in VOCABULARY_FILES)
+
+
+def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: bool = False) -> ForeignTokenizer:
+    """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
+
+    Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts.
+
+    Args:
+        folder: an output of `save_pretrained`; it must hold a vocabulary, see `is_in`.
+        special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the
+            text it is, so that no document can forge one; "as_transformers" finds all but the padding, for example to have
+            "title [SEP] abstract".
+        lowercase: texts are put into lower case first.
+
+    Raises:
+        InputError: transformers is not installed or does not open the tokenizer, or texts cannot be encoded in its way.
+    """
+    if special_tokens not in get_args(SpecialTokens):
+        raise InputError(f"special_tokens is {special_tokens!r}; it is 'text' or 'as_transformers'.")
+    opened = _opened(folder)
+    if lowercase:
+        _put_into_lower_case(opened.backend_tokenizer)
+    found = json.loads(opened.backend_tokenizer.to_str())
+    roles = _roles(opened, found)
+    pad = _padding(folder, opened, found, roles)
+    protected = roles if special_tokens == "text" else {pad["pad_token"]}
+    if word := next((token for token in sorted(protected) if not _NO_WORD.search(token)), None):
+        raise InputError(
+            f"{folder}: the special token {word!r} is an ordinary word, and special_tokens='text' would spell it out in each text; "
+            "set special_tokens='as_transformers', or write it as no text does in the settings of the tokenizer."
+        )
+    for token in found["added_tokens"]:
+        token["special"] = token["content"] in protected
+    found = {**_spelt_out(opened.backend_tokenizer, found, protected), "padding": pad, "truncation": None}
+    return ForeignTokenizer(
+        _kept(folder / TOKENIZER_JSON_FILE, found),
+        int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None,
+        opened.padding_side == "left",
+    )
+
+
+def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> None:
+    """Refuses a prompt that holds a special token, which transformers would find in it and this tokenizer reads as plain text."""
+    specials = tokenizer.special_tokens if isinstance(tokenizer, JsonTokenizer) else ()
+    if special := next((token for token in specials if token in prompt), None):
+        raise InputError(
+            f"{source}: the prompt {prompt!r} holds the special token {special!r}, which is read as plain text here; leave it out, "
+            "or open the model with special_tokens='as_transformers'."
+        )
+
+
+def _opened(folder: Path) -> Any:
+    """The tokenizer by transformers."""
+    file = folder / SETTINGS_FILE
+    settings: Mapping[str, Any] = schema.read(file, schema.record({})) if is_there(file) else {}
+    if settings.get("auto_map"):
+        raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise InputError(
+            f"{folder} holds another library's tokenizer, which transformers opens; install it: pip install 'de_jax[transformers]'."
+        ) from None
+    with rust_errors_named(folder / TOKENIZER_JSON_FILE):
+        if is_there(folder / TOKENIZER_JSON_FILE):
+            read_json(folder / TOKENIZER_JSON_FILE, max_bytes=None)  # stricter than the library: no key twice
+        opened = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not hasattr(opened, "backend_tokenizer"):
+        raise InputError(f"{folder}: {type(opened).__name__} has no tokenizer.json; its texts are cut by Python code of its own.")
+    if opened.truncation_side != "right":
+        raise InputError(f"{file}: truncation_side is {opened.truncation_side!r}; the towers here have 'right'.")
+    if "attention_mask" not in opened.model_input_names:
+        raise InputError(
+            f"{file}: model_input_names is {opened.model_input_names!r}; without 'attention_mask' padding would count as text."
+        )
+    return opened
+
+
+def _put_into_lower_case(backend: Any) -> None:
+    """Lower case before all else, unless the normalizer has it, as sentence-transformers does for `do_lower_case`."""
+    from tokenizers import normalizers
+
+    own = backend.normalizer
+    steps: list[Any] = [*own] if isinstance(own, normalizers.Sequence) else [own] if own else []  # type: ignore[misc]
+    if not any(isinstance(step, normalizers.Lowercase) or getattr(step, "lowercase", False) for step in steps):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _roles(opened: Any, found: Mapping[str, Any]) -> set[str]:
+    """The special tokens with a role: by the settings, around a text, or with a usual name of padding and masks."""
+    named = {opened.special_tokens_map.get(f"{role}_token") for role in ROLES}
+    around = {token for token, is_special in _around(opened) if is_special}
+    usual = {token["content"] for token in found["added_tokens"] if token["special"]} & {*PAD_TOKENS, *MASK_TOKENS}
+    return {str(token) for token in (*named, *around, *usual, found["model"].get("unk_token")) if token}
+
+
+def _around(opened: Any) -> list[tuple[str, int]]:
+    backend = opened.backend_tokenizer
+    backend.no_padding()
+    empty = backend.encode("")
+    return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))
+
+
+def _padding(folder: Path, opened: Any, found: Mapping[str, Any], roles: set[str]) -> dict[str, Any]:
+    """The padding of a tokenizer.json: a token that no text has, nor what surrounds one."""
+    backend, model = opened.backend_tokenizer, found["model"]
+    unknown = model.get("unk_token")
+    produced: set[str | None] = {token for token, _ in _around(opened)}
+    if not (model.get("byte_fallback") and backend.token_to_id("<0x00>") is not None):  # else bytes take its place
+        produced |= {unknown, backend.id_to_token(model["unk_id"]) if model.get("unk_id") is not None else None}
+    names = [opened.special_tokens_map.get("pad_token"), *PAD_TOKENS, unknown, *sorted(roles)]
+    ids = {name: backend.token_to_id(name) for name in names if name and name not in produced}
+    token, pad_id = next(((name, index) for name, index in ids.items() if index is not None), (None, None))
+    if token is None:
+        raise InputError(f"{folder} has no token for padding; add one, such as {PAD_TOKENS[0]}, to its tokenizer.")
+    settings = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
+    return {**settings, "pad_id": pad_id, "pad_type_id": 0, "pad_token": token}
+
+
+def _spelt_out(backend: Any, found: dict[str, Any], protected: set[str]) -> dict[str, Any]:
+    """The tokenizer with a cut inside each protected token that its vocabulary could make of a text.
+
+    A special token that is to be read as text is left to the vocabulary, which has it as an entry: a Unigram model and a word list
+    take it from there unless words are cut within it; a BPE only where merges lead to it.
+    """
+    model, before = found["model"], found["pre_tokenizer"]
+    if model["type"] == "BPE" and not model.get("ignore_merges"):
+        entries = {"".join(merge if isinstance(merge, list) else merge.split(" ", 1)) for merge in model["merges"]}
+    else:
+        entries = {entry[0] for entry in model["vocab"]} if model["type"] == "Unigram" else {*model["vocab"]}
+
+    def is_whole(token: str) -> bool:
+        text = f"a{token}a"
+        pieces = backend.pre_tokenizer.pre_tokenize_str(text) if before else [(text, None)]
+        return any(token in piece for piece, _ in pieces)
+
+    tokens = sorted(token for token in protected & entries if len(token) > 1 and is_whole(token))
+    if not tokens:
+        return found
+    inside = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
+    cut = {"type": "Split", "pattern": {"Regex": inside}, "behavior": "MergedWithPrevious", "invert": False}
+    return {**found, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*([before] if before else []), cut]}}
+
+
+def _kept(file: Path, found: dict[str, Any]) -> JsonTokenizer:
+    """The tokenizer as the folder's own file where that says the same, so that a run continues with the tokenizer it began with."""
+    made = JsonTokenizer(file, json.dumps(found, ensure_ascii=False).encode())
+    if is_there(file):
+        import tokenizers
+
+        own = json.loads(tokenizers.Tokenizer.from_str(read_bytes(file).decode("utf-8")).to_str())
+        if all(own[part] == found[part] for part in found if part not in _WITHOUT_EFFECT):
+            with rust_errors_named(file):
+                same = JsonTokenizer(file)
+            return same if same.pad_id == made.pad_id else made
+    return made
