@@ -139,10 +139,10 @@ def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_re
     settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
     argv += ["--gin_file=recipes/fine_tune.gin", "--gin.linear.warmup_steps=0"]
-    trainer.main([*argv, "--gin.train.num_steps=1"])
+    trainer.main([*argv, "--gin.Optimization.num_steps=1"])
     began_with = load_run(tmp_path / "run").query.tokenizer.fingerprint
     vocabulary = json.loads((source / "tokenizer.json").read_text())
     write(source / "tokenizer.json", {**vocabulary, "normalizer": {"type": "NFC"}})
-    trainer.main([*argv, "--gin.train.num_steps=2"])
+    trainer.main([*argv, "--gin.Optimization.num_steps=2"])
     found = load_run(tmp_path / "run")
     assert (found.step, found.query.tokenizer.fingerprint) == (2, began_with)
