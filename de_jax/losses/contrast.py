@@ -2,8 +2,8 @@
 
 `contrast` alone sees a whole [B, K] block of scores. `contrasts` takes memory O(B * block) in place of O(B * K). Its forward pass
 keeps a running maximum and sum for each anchor; the derivative computes every block's scores once more, which costs 2 B K D FLOPs
-beside the 6 of the other form. Masks are computed block by block from the ids. All contrasts of a loss are one function here, so that its
-derivative adds up in one array a set of vectors; each contrast on its own would need two more.
+beside the 6 of the other form. Masks are computed block by block from the ids. All contrasts of a loss are one function here, so
+that its derivative adds up in one array a set of vectors; each contrast on its own would need two more.
 
 Block i takes every n-th candidate from the i-th on, not a run of neighbours. So, where the rows of a batch are split over devices,
 each block has its share of every device: a step gathers one block of candidates, each device scores its own anchors against it, and
