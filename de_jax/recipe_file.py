@@ -152,6 +152,23 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
         write_json(path, dict(fingerprints))
 
 
+def check_continues(recipe: Any, run_dir: Path) -> None:
+    """Refuses to continue a run with another optimizer or other trained parameters, which its optimizer's state is of.
+
+    Raises:
+        InputError: names the setting.
+    """
+    of_state = ("optimization.optimizer.function", "optimization.frozen", "optimization.alternate")
+    if not complete_steps(run_dir / CHECKPOINTS_DIR):
+        return
+    for change in changes(recipe, run_dir):
+        if change.startswith(of_state):
+            raise InputError(
+                f"{run_dir} cannot continue with {change.replace('optimization', 'Optimization', 1)}: its optimizer's state is that "
+                f"of the setting it had. Take another run_dir, with Initialization.init_from={str(run_dir)!r} for its parameters."
+            )
+
+
 def changes(recipe: Any, run_dir: Path) -> list[str]:
     """The settings that differ from the existing run's, as "setting = value" with the new value."""
     before = read_recipe_file(run_dir)

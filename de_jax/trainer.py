@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,20 +101,23 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         for mined in data.all_mined.values():
             mined.check()
     describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
+    recipe_file.check_continues(recipe, run_dir)
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
-        recipe_file.keep(recipe, run_dir)
-        recipe_file.keep_data(data.fingerprints, run_dir)
-        best.remove_old()
-        if run.sync:
-            run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
-        _begin_negatives(recipe, data, run)
         state, stop = run.state, _ended(recipe, run)
-        if stop is None:
+        if stop or run.start_step == recipe.optimization.num_steps:
+            warnings.warn(f"{run_dir} already ended at step {run.start_step}; nothing was trained or written.", stacklevel=2)
+        else:
+            recipe_file.keep(recipe, run_dir)
+            recipe_file.keep_data(data.fingerprints, run_dir)
+            best.remove_old()
+            if run.sync:
+                run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
+            _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
     return {
         "run_dir": str(run_dir),

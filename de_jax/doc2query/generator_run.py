@@ -41,7 +41,7 @@ GENERATOR_RUN = Kind(
         "max_query_length": schema.integer(1, schema.MAX_SIZE),
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
     },
-    make="give a folder that de-jax doc2query train made, or recipes/pretrain_t5.gin",
+    make="give a folder that de-jax doc2query train made",
     otherwise="use the options it was started with, or another run_dir",
     file="generator.json",
     is_bare=True,
@@ -163,7 +163,7 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
     """A generator with the parameters of one checkpoint, by default the newest, on the first device.
 
     Args:
-        run_dir: a folder that `de-jax doc2query train` or `recipes/pretrain_t5.gin` made.
+        run_dir: a folder that `de-jax doc2query train` made.
         step: of a checkpoint, or "best" for the one with the lowest dev loss.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 

@@ -243,6 +243,22 @@ def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
+def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(finished_run, dataset_dir, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json", "data.json")}
+    with pytest.warns(UserWarning, match=r"run already ended at step 20; nothing was trained or written\."):
+        trainer.main([*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
+    assert {name: (run_dir / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("setting", ["Optimization.frozen=('doc/.*',)", "Optimization.optimizer=adamw"])
+def test_a_run_cannot_continue_with_what_its_optimizers_state_is_not_of(finished_run, dataset_dir, tmp_path, setting):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    name = setting.partition("=")[0]
+    with pytest.raises(InputError, match=rf"run cannot continue with {name}.*Take another run_dir, with Initialization\.init_from"):
+        trainer.main([*arguments(dataset_dir, run_dir), f"--gin.{setting}", "--gin.Optimization.num_steps=22"])
+
+
 def test_a_training_that_is_refused_leaves_the_recipe_of_the_run_as_it_is(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json")}
