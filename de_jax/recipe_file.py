@@ -164,7 +164,7 @@ def check_continues(recipe: Any, run_dir: Path) -> None:
     for change in changes(recipe, run_dir):
         if change.startswith(of_state):
             raise InputError(
-                f"{run_dir} cannot continue with {change.replace('optimization', 'Optimization', 1)}: its optimizer's state is that "
+                f"{run_dir} cannot continue with {change.replace('optimization', 'Optimization', 1)}: its optimizer state is that "
                 f"of the setting it had. Take another run_dir, with Initialization.init_from={str(run_dir)!r} for its parameters."
             )
 
