@@ -163,9 +163,10 @@ def check_continues(recipe: Any, run_dir: Path) -> None:
         return
     for change in changes(recipe, run_dir):
         if change.startswith(of_state):
+            setting, parameters = change.replace("optimization", "Optimization", 1), f"Initialization.init_from={str(run_dir)!r}"
             raise InputError(
-                f"{run_dir} cannot continue with {change.replace('optimization', 'Optimization', 1)}: its optimizer's state is "
-                f"that of the setting it had. Take another run_dir, with Initialization.init_from={str(run_dir)!r} for its parameters."
+                f"{run_dir} cannot continue with {setting}: its optimizer state is that of the setting it had. Take another "
+                f"run_dir, with {parameters} for its parameters."
             )
 
 
