@@ -31,7 +31,7 @@ def means(ranks: Mapping[str, int]) -> dict[str, float]:
 
 
 def relevant_rows(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str], min_relevance: int = 1) -> list[list[int]]:
-    """Rows of the relevant documents of each query, those that are among the documents."""
+    """Rows of the relevant documents of each query, as far as they are among the documents."""
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     return [
         [row_of[doc_id] for doc_id, grade in qrels[query_id].items() if grade >= min_relevance and doc_id in row_of]

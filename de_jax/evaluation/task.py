@@ -127,7 +127,7 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
 
 def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     """A task's embeddings by a run; those of the corpus are kept in the run's folder. Raises InputError: see `evaluate`."""
-    query_store, doc_store = _stores(run, task, policy)
+    query_store, doc_store = stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
     metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
@@ -213,7 +213,8 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
     return report | ({"cost": cost} if policy.expansion and cost else {}), results
 
 
-def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
+def stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
+    """A task's queries and documents as tokens of a run's vocabularies."""
     folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
     queries = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
     return queries, cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
@@ -259,8 +260,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 def _key(task: Task, policy: Policy, run: Run) -> str:
     """A key of everything that the scores depend on: towers, texts with vocabularies, judgements and settings."""
     models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
-    stores = (store.content_hash for store in _stores(run, task, policy))
-    texts = [*stores, *map(outputs.sha256_of, (task.corpus, task.queries))]  # BM25 reads words that a vocabulary may not tell apart
+    texts = [store.content_hash for store in stores(run, task, policy)]
+    texts += map(outputs.sha256_of, (task.corpus, task.queries))  # BM25 reads words that a vocabulary may not tell apart
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)

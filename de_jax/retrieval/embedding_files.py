@@ -3,7 +3,7 @@
 embeddings.npy   float32 [n, D]   in the order of the token store
 ids.json         the texts' ids, parallel to the rows
 manifest.json    the texts and the model; makes the folder complete
-texts.npy        uint64 [n] a hash of each text, by which a corpus that has changed finds what is encoded already
+texts.npy        uint64 [n] a hash of each text, by which a corpus that has changed finds the texts encoded before
 checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """

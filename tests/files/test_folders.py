@@ -137,16 +137,15 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
     write_generation(tmp_path / "negatives" / "000001", tokenizer)
     write_expansion(tmp_path / "expansion", tokenizer)
     write_pair_store(tmp_path / "pairs", tokenizer)
-    for write, name in ((write_index, "index"), (write_token_store, "old")):
-        write(tmp_path / name, tokenizer)
-        (tmp_path / name / folders.CHECKSUMS_FILE).unlink()
+    write_token_store(tmp_path / "old", tokenizer)
+    (tmp_path / "old" / folders.CHECKSUMS_FILE).unlink()
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     (tmp_path / "checkpoints" / "3" / folders.CHECKPOINT_FILE).write_text("{}")
     (tmp_path / "manifest.json").write_text('{"name": "somebody else\'s"}')
     verify.main([str(tmp_path)])
     out, err = capsys.readouterr()
     unchecked = [str(tmp_path / "checkpoints" / "3"), str(tmp_path / "old")]
-    assert json.loads(out) == {"folder": str(tmp_path), "num_folders": 6, "damaged": [], "unchecked": unchecked}
+    assert json.loads(out) == {"folder": str(tmp_path), "num_folders": 5, "damaged": [], "unchecked": unchecked}
     assert [line.partition(": ")[0] for line in err.splitlines()] == unchecked
     parts = {name: next((tmp_path / name).rglob(pattern)) for name, pattern in PARTS_OF_MANIFESTS.items()}
     for name, part in parts.items():
@@ -157,7 +156,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
         part.write_bytes(before)
 
 
-PARTS_OF_MANIFESTS = {"negatives": "neg_docs.npy", "expansion": "part-*.jsonl.gz", "index": "ids.json"}
+PARTS_OF_MANIFESTS = {"negatives": "neg_docs.npy", "expansion": "part-*.jsonl.gz"}
 
 
 def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):
