@@ -58,7 +58,7 @@ def _dense_ranks(run: Run, task: Task, policy: Policy, min_relevance: int) -> fi
     if policy.expansion and policy.expansion.form == "views":
         raise InputError("documents as views are several vectors, which have no ranks here; give another --expand_as.")
     texts = encoded(run, task, policy)
-    relevant = first_ranks.relevant_rows(task.qrels, texts.query_ids, texts.doc_ids, min_relevance)
+    relevant = first_ranks.relevant_rows(task.qrels, texts.query_ids, texts.row_ids, min_relevance)
     ranks = ExactIndex(texts.docs, texts.row_ids).best_ranks(texts.queries, relevant)
     found = dict(zip(texts.query_ids, ranks.tolist(), strict=True))
     return {query_id: found.get(query_id, 0) for query_id, judged in task.qrels.items() if judged}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ def page(
     corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
     wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
     loaded = [load(source, step=of_run) for source, of_run in wanted]
-    names: list[str] = []
-    for name_of in (lambda source: os.path.basename(os.path.abspath(source)), str):
-        if len(set(names)) < len(wanted):
-            names = [_name(model, name_of(source)) for model, (source, _) in zip(loaded, wanted, strict=True)]
+    sources = [str(source) for source, _ in wanted]
+    names = _names(loaded, [os.path.basename(os.path.abspath(source)) for source in sources])
+    if len(set(names)) < len(names):
+        names = _names(loaded, sources)
     if len(set(names)) < len(names):
         raise InputError(f"{names[0]} is given twice; compare it with another model or step.")
     systems = SideBySide(corpus, dict(zip(names, loaded, strict=True)), skip_empty=skip_empty)
@@ -150,6 +150,7 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
     return blocks
 
 
-def _name(model: Model, source: str) -> str:
-    """How a column names a model."""
-    return source if model.run.source else f"{source}, step {model.run.step}"
+def _names(models: Sequence[Model], sources: Sequence[str]) -> list[str]:
+    """How columns name models."""
+    named = zip(models, sources, strict=True)
+    return [source if model.run.source else f"{source}, step {model.run.step}" for model, source in named]

@@ -72,7 +72,7 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
     beir.count_docs(task.corpus, judged_ids)  # all of them are there
     if max_docs is None:
         found = encoded(run._replace(doc=run.doc._replace(max_passages=1)), task, policy)
-        query_ids, doc_ids, queries, docs = found.query_ids, found.doc_ids, found.queries, found.docs[:]
+        query_ids, doc_ids, queries, docs = found.query_ids, found.row_ids, found.queries, found.docs[:]
     else:
         query_store, doc_store = stores(run, task, policy)
         query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from de_jax.data.expansion import generated_queries
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
@@ -27,8 +25,7 @@ from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.expanded_search import Expansion
-from de_jax.retrieval.index import Index
-from de_jax.retrieval.maxp import MaxPIndex, passages_of
+from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -76,9 +73,7 @@ class Encoded(NamedTuple):
     query_ids: list[str]
     queries: Any  # [q, D]
     docs: Any  # [r, D], rows are documents or passages
-    row_ids: list[str]  # of each row the document's id
-    doc_ids: list[str]
-    passage_docs: np.ndarray | None  # [r] the document of each passage
+    row_ids: list[str]  # of each row the document's id; that of passages one after another
     folder: Path  # of the embeddings, and of indexes made of them
 
 
@@ -137,26 +132,22 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
         name = task.corpus.parent.name  # several tasks share a corpus
         folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
-    doc_ids, passage_docs = (list(doc_store.ids), passages.doc_rows) if passages else (row_ids, None)
-    if policy.expansion and policy.expansion.is_typical:
-        assert passage_docs is not None
-        docs = expanded_.typical(docs, passage_docs, normalize=policy.expansion.normalizes(run))
-        row_ids, passage_docs, folder = doc_ids, None, folder / policy.expansion.form
+    if passages and policy.expansion and policy.expansion.is_typical:
+        docs = expanded_.typical(docs, passages.doc_rows, normalize=policy.expansion.normalizes(run))
+        row_ids, folder = list(doc_store.ids), folder / policy.expansion.form
     queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
     if policy.embedding_dim:
         docs = Truncated(docs, policy.embedding_dim, normalize=run.model.doc.normalize)  # type: ignore[assignment]
         queries = Truncated(queries, policy.embedding_dim, normalize=run.model.query.normalize)[:]
         folder = folder / f"first_{policy.embedding_dim}"
-    return Encoded(query_ids, queries, docs, row_ids, doc_ids, passage_docs, folder)
+    return Encoded(query_ids, queries, docs, row_ids, folder)
 
 
 def ranked(texts: Encoded, policy: Policy) -> Results:
     """The ranking of a task's documents by their embeddings."""
     build = faiss_index.index_builder(policy.index_choice, policy.search)
-    index: Index = build(texts.docs, texts.row_ids, texts.folder)
-    if texts.passage_docs is not None:
-        index = MaxPIndex(index, texts.passage_docs)
-    return _cut(index.search(texts.queries, min(policy.depth + 1, len(texts.doc_ids))), texts.query_ids, texts.doc_ids, policy)
+    index, doc_ids = of_docs(build(texts.docs, texts.row_ids, texts.folder), texts.row_ids)
+    return _cut(index.search(texts.queries, min(policy.depth + 1, len(doc_ids))), texts.query_ids, doc_ids, policy)
 
 
 def bm25_results(task: Task, policy: Policy) -> Results:

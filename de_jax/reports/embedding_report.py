@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.evaluation.embedding_analysis import MEASURE, Analysis
-from de_jax.reports import html_report
+from de_jax.reports import tables
 from de_jax.reports.plots import (
     BOTH_COLOUR,
     DOC_COLOUR,
@@ -37,8 +37,8 @@ def write(analysis: Analysis, out_dir: Path, title: str, about: Mapping[str, Any
     """
     counts = {name: value for name, value in analysis.numbers.items() if name.startswith("num_")}
     measured = {name: value for name, value in analysis.numbers.items() if name not in (*counts, "groups")}
-    sections = {"": html_report.facts({**about, **counts}), "Measures": html_report.facts(measured)}
-    html_report.write(out_dir / "report.html", title, sections, draw(analysis, out_dir, seed=seed))
+    sections = {"": tables.html_facts({**about, **counts}), "Measures": tables.html_facts(measured)}
+    tables.write_page(out_dir / "report.html", title, sections, draw(analysis, out_dir, seed=seed))
 
 
 def draw(analysis: Analysis, out_dir: Path, *, seed: int = 0) -> list[Picture]:

@@ -11,7 +11,7 @@ import numpy as np
 from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 from de_jax.files.outputs import write_json
 from de_jax.mining import efficiency
-from de_jax.reports import html_report
+from de_jax.reports import tables
 from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -47,15 +47,15 @@ def write(
     report = {**about, "depth": depth, "checkpoints": found, "efficiency": costs._asdict()}
     write_json(out_dir / "analysis.json", report)
     (out_dir / "efficiency.md").write_text(efficiency.markdown(costs))
-    sections = {"": html_report.facts({**about, "depth": depth})}
+    sections = {"": tables.html_facts({**about, "depth": depth})}
     for step, kinds in checkpoints:
         rows = [[kind, *(value(measured.numbers) for value in COLUMNS.values())] for kind, measured in kinds.items()]
-        sections[f"Step {step}"] = html_report.columns(["negatives", *COLUMNS], rows)
+        sections[f"Step {step}"] = tables.html_columns(["negatives", *COLUMNS], rows)
     if costs.generations:
         head, *rows = efficiency.table(costs)
-        sections["Cost"] = html_report.columns(head, rows)
+        sections["Cost"] = tables.html_columns(head, rows)
     pictures = draw(checkpoints, out_dir, depth=depth)
-    html_report.write(out_dir / "report.html", title, sections, pictures)
+    tables.write_page(out_dir / "report.html", title, sections, pictures)
     return report
 
 

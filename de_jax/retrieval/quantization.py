@@ -99,7 +99,7 @@ class QuantizedIndex:
         >>> index.search(np.array([[1.0, 0.1]], np.float32), k=2).doc_rows.tolist()
         [[0, 2]]
 
-    `ranges` are the ones that "int8" was made with, `embeddings` float32 [n, D], which may be memory-mapped; the rest is as of
+    `ranges` belong to "int8"; `embeddings` are float32 [n, D], which may be memory-mapped; the rest is as of
     `ExactIndex`. Raises InputError for ranges of other dimensions.
     """
 
