@@ -10,6 +10,7 @@ progress.json    the same and the rows done, while the folder is incomplete
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -136,15 +137,18 @@ class EmbeddingWriter:
     def _begin(self, dim: int) -> None:
         self._dim = dim
         outputs.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, dim)}
         with outputs.naming(self._array), open(self._array, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+            file.write(self._header())
+
+    def _header(self) -> bytes:
+        """The head of embeddings.npy with all of its rows."""
+        header = io.BytesIO()
+        facts = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, self._dim)}
+        np.lib.format.write_array_header_1_0(header, facts)
+        return header.getvalue()
 
     def _size(self, num_rows: int) -> int:
-        with open(self._array, "rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            return file.tell() + num_rows * self._dim * 4
+        return len(self._header()) + num_rows * self._dim * 4
 
 
 class Known(NamedTuple):
