@@ -103,7 +103,7 @@ def build(
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
 
     Args:
-        root: the class of what is made.
+        root: the class that is made.
         also: known to these files beside `known()`, by name.
 
     Raises:

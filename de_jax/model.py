@@ -340,8 +340,8 @@ class Model:
             batching = {"tokens_per_batch": int(batch_tokens)}
         shown = progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts") if progress else contextlib.nullcontext()
         with shown as bar:
-            options = {"max_length": max_length, "progress": bar.update if bar else None, **batching}
-            found = encode.encode(self._encoder(tower), read, **options)
+            options = batching if bar is None else {**batching, "progress": bar.update}
+            found = encode.encode(self._encoder(tower), read, max_length=max_length, **options)
         if self.truncate_dim is not None:
             towers = {"query": self.run.model.query, "doc": self.run.model.doc}
             found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]

@@ -165,7 +165,7 @@ def check_continues(recipe: Any, run_dir: Path) -> None:
         if change.startswith(of_state):
             setting, parameters = change.replace("optimization", "Optimization", 1), f"Initialization.init_from={str(run_dir)!r}"
             raise InputError(
-                f"{run_dir} cannot continue with {setting}: its optimizer's state is that of the setting it had. Take another "
+                f"{run_dir} cannot continue with {setting}: its optimizer state is that of the setting it had. Take another "
                 f"run_dir, with {parameters} for its parameters."
             )
 

@@ -25,7 +25,7 @@ from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.evaluation import dev_scores
-from de_jax.reports import daft_plots, plots
+from de_jax.reports import daft_report, plots
 from de_jax.trainer import first_params
 from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     _draw(curves, args.out_dir / "collapse.png", Path(args.dataset_dir).name)
     rate = max(args.learning_rates)
     panels = {f"{layers}-layer queries": _both_towers(layers, rate, args) for layers in args.query_layers}
-    daft_plots.towers(panels, args.out_dir / "towers.png", title=f"The same queries by both towers, learning rate {rate:g}")
+    daft_report.towers(panels, args.out_dir / "towers.png", title=f"The same queries by both towers, learning rate {rate:g}")
 
 
 def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
     processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
-def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_plots.BothTowers]:
+def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_report.BothTowers]:
     """Some training queries by both towers, before training and after each way of training."""
     queries = list(beir.read(args.dataset_dir, "train", skip_empty=True).queries.texts)[:MAX_DRAWN]
     runs = {way: load_run(_run_dir(recipes[-1], layers, rate, args)) for way, recipes in WAYS.items()}

@@ -23,7 +23,7 @@ from typing import Any
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.files import outputs
-from de_jax.reports import daft_plots, daft_report, plots
+from de_jax.reports import daft_report, plots
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.run import run_log
 from de_jax.types import InputError
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         }
         for dataset, of_set in found.items()
     }
-    daft_plots.alignment_curves(panels, args.out_dir / "alignment.png", threshold=next(iter(thresholds), None))
+    daft_report.alignment_curves(panels, args.out_dir / "alignment.png", threshold=next(iter(thresholds), None))
 
 
 def _splits(dataset: str, args: argparse.Namespace) -> list[str]:

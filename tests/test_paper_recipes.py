@@ -63,6 +63,20 @@ def test_rows_start_from_what_has_the_published_sizes(recipes, rows, monkeypatch
         assert recipe.options.batch_size == (32 if is_from_roberta else 16 if "openqa" in name else others)
 
 
+def kind_of(recipe):
+    """What a trace of a recipe's step depends on, sizes aside."""
+    model, options, training = recipe.model, recipe.options, recipe.optimization
+    towers = [(type(tower.encoder), tower.pooling, tower.projection_dim is None) for tower in (model.query, model.doc)]
+    brought = [bool(options.negatives_dir), options.num_neg_queries > 0, options.max_passages > 1, options.curriculum is None]
+    return repr((name_of(recipe.loss), model.shared, towers, brought, training.alternate, recipe.negatives.negative_cache is None))
+
+
+@pytest.mark.filterwarnings("ignore:.*holds an encoder alone")
+def test_a_row_of_each_kind_can_be_traced(recipes):
+    for recipe in {kind_of(recipe): recipe for _, recipe in reversed(recipes(""))}.values():
+        recipe.check()
+
+
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*holds an encoder alone")
 @pytest.mark.parametrize("name", ROWS)

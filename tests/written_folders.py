@@ -18,7 +18,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.retrieval import index_files, reuse
+from de_jax.retrieval import embedding_files, faiss_index
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.training.run import run_folder
@@ -40,7 +40,7 @@ def write_pair_store(folder, tokenizer):
 
 
 def write_index(folder, tokenizer):
-    index_files.write(folder, lambda path: path.write_bytes(b"vectors"), ["a"], {"factory": "Flat", "num_docs": 1, "dim": 2})
+    faiss_index._save(folder, lambda path: path.write_bytes(b"vectors"), ["a"], "Flat", 2)
 
 
 def write_vector_index(folder, tokenizer):
@@ -64,7 +64,7 @@ def write_embeddings(folder, tokenizer):
     writer = EmbeddingWriter(folder, {"num_texts": 2, "model": "m"}, {"texts_per_shard": 2})
     writer.append(np.ones((2, 3), np.float32))
     writer.finish(["a", "b"])
-    reuse.keep(folder, np.arange(2, dtype=np.uint64))
+    embedding_files.keep_hashes(folder, np.arange(2, dtype=np.uint64))
 
 
 def write_expansion(folder, tokenizer):

@@ -18,7 +18,7 @@ from de_jax.evaluation import embedding_analysis
 from de_jax.evaluation.task import Policy, beir_task
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import write_json
-from de_jax.reports import embedding_plots, html_report
+from de_jax.reports import embedding_report
 from de_jax.settings import Seed, numeric
 
 KIND = "analysis of embeddings"
@@ -40,10 +40,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.max_docs:
         about["documents"] = f"a sample of {len(texts.docs):,} with all judged ones in it"
     with atomic_dir(out_dir, KIND) as temporary:
-        pictures = embedding_plots.draw(analysis, temporary, seed=args.seed)
         write_json(temporary / "analysis.json", {**about, **analysis.numbers})
         title = f"Embeddings of {run.run_dir.name} on {task.name}"
-        html_report.write_embeddings(temporary / "report.html", title, about, analysis.numbers, pictures)
+        embedding_report.write(analysis, temporary, title, about, seed=args.seed)
     print(json.dumps({"report": str(out_dir / "report.html"), **about, **analysis.numbers}))
 
 

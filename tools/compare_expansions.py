@@ -19,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from de_jax import arguments, command
 from de_jax.data.text import input_policy
@@ -28,8 +28,7 @@ from de_jax.evaluation.report import Report, kept_ranking
 from de_jax.evaluation.task import Policy, Task, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.interop import any_model
-from de_jax.reports import expansion_plots, tables
-from de_jax.reports.expansion_plots import Line
+from de_jax.reports import plots, tables
 from de_jax.retrieval.expanded_search import Expansion
 
 BM25 = "bm25"
@@ -38,6 +37,16 @@ KIND = "comparison of expansions"
 
 Cell = tuple[str, int]
 """A form and how many queries; without queries there is no form, and it is empty."""
+MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
+
+
+class Line(NamedTuple):
+    """A system's scores with its documents in one form, by the number of queries; 0 is the document as it is."""
+
+    system: str
+    form: str
+    scores: Mapping[int, float]
+    spread: Mapping[int, float]  # of its seeds
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,8 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
     by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
     with folders.atomic_dir(args.out_dir, KIND) as temporary:
-        expansion_plots.by_number({last: of_last}, temporary / "forms.png", **drawn)
-        expansion_plots.by_number(by_form, temporary / "strategies.png", **drawn)
+        _draw({last: of_last}, temporary / "forms.png", **drawn)
+        _draw(by_form, temporary / "strategies.png", **drawn)
         outputs.write_json(temporary / "comparison.json", report)
     rows = [[line["system"], line["form"], *(_text(line, number) for number in numbers)] for line in found]
     for name in ("num_vectors", "bytes", "search_ms_per_query"):
@@ -148,6 +157,37 @@ def _text(line: Mapping[str, Any], number: int) -> str:
     spread = line["spread"].get(number)
     star = "*" if line["p"].get(number, 1.0) < LEVEL else ""
     return f"{line['scores'][number]:.4f}{star}" + (f" ± {spread:.4f}" if spread else "")
+
+
+def _draw(panels: Mapping[str, Mapping[str, Line]], out_png: Path, *, title: str, measure: str, to_beat: tuple[str, float]) -> None:
+    """Draws lines by the number of queries, seeds as a band; a label has the same colour and marker in every panel.
+
+    `to_beat`: the name of a score that every panel has as a dashed line across, and the score.
+    """
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    with plots.new_figure(out_png, figsize=(plots.WIDE if len(panels) > 1 else plots.NARROW, 5.4), title=title) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (panel, lines) in zip(axes, panels.items(), strict=True):
+            for label, line in lines.items():
+                index = labels.index(label)
+                _draw_line(axis, line, label, plots.colour_of(index), MARKERS[index % len(MARKERS)])
+            name, score = to_beat
+            axis.axhline(score, color=plots.INK, lw=1, linestyle="--", label=name)
+            axis.set_xticks(sorted({number for line in lines.values() for number in line.scores}))
+            axis.set_title(panel)
+            axis.set_xlabel("generated queries of a document (0: none)")
+        axes[0].set_ylabel(measure)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+
+
+def _draw_line(axis: Any, line: Line, label: str, colour: str, marker: str) -> None:
+    numbers = sorted(line.scores)
+    values = [line.scores[number] for number in numbers]
+    axis.plot(numbers, values, color=colour, marker=marker, ms=4, lw=1.6, label=label)
+    widths = [line.spread.get(number, 0.0) for number in numbers]
+    if any(widths):
+        low, high = ([v + sign * w for v, w in zip(values, widths, strict=True)] for sign in (-1, 1))
+        axis.fill_between(numbers, low, high, color=colour, alpha=0.1, linewidth=0)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -35,7 +35,7 @@ from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
-from de_jax.reports import daft_plots, daft_report
+from de_jax.reports import daft_report
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
@@ -103,7 +103,7 @@ class _Pair(NamedTuple):
 
     run: Run
     folders: list[Path]  # of its stages
-    panels: dict[str, daft_plots.BothTowers]  # some queries by both towers, before, between and after the stages
+    panels: dict[str, daft_report.BothTowers]  # some queries by both towers, before, between and after the stages
 
 
 def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:

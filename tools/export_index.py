@@ -13,15 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
+from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
-from de_jax.retrieval import milvus_index, vector_files
+from de_jax.retrieval import milvus_index
+from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import embedded_corpus
 from de_jax.types import InputError
+
+ROWS_AT_ONCE = 16384
+"""Rows of a row group of a parquet file."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,10 +42,9 @@ def main(argv: list[str] | None = None) -> None:
         if not args.uri:
             raise InputError("--uri is missing; give the address of a Milvus server, or a file ending in .db.")
     else:
-        vector_files.require()
         if not args.out:
             raise InputError("--out is missing; name the parquet file.")
-        vector_files.check_new(args.out)
+        _pyarrow_for(args.out)
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
@@ -47,11 +55,45 @@ def main(argv: list[str] | None = None) -> None:
     with progress_bar(total=len(ids), desc=args.to, unit=" rows", delay=0.5) as bar:
         if args.to == "milvus":
             options = {"float16": args.float16, "index_type": args.index_type, "index_params": params, "progress": bar.update}
-            report |= {"uri": args.uri, **vars(milvus_index.upload(args.uri, folder, embeddings, ids, texts, **options))}
+            report |= {"uri": args.uri, **milvus_index.upload(args.uri, folder, embeddings, ids, texts, **options)}
         else:
-            vector_files.write_parquet(args.out, embeddings, ids, texts, float16=args.float16, progress=bar.update)
+            _write_parquet(args.out, embeddings, ids, texts, float16=args.float16, progress=bar.update)
             report |= {"out": str(args.out)}
     print(json.dumps(report))
+
+
+def _pyarrow_for(path: Path) -> Any:
+    """pyarrow. Raises InputError: pyarrow is not installed, or the file is there."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError("parquet needs pyarrow; pip install 'de_jax[tables]'.") from None
+    if path.exists():
+        raise InputError(f"{path} is there already; choose another name, or remove it.")
+    return pyarrow
+
+
+def _write_parquet(
+    path: Path,
+    embeddings: Float[Any, "n D"],
+    ids: Sequence[str],
+    texts: Mapping[str, str],
+    *,
+    float16: bool,
+    progress: Callable[[int], object],
+) -> None:
+    """Writes the columns `id`, `text` and `embedding`, a list of D numbers; the file appears complete, by a rename."""
+    arrow = _pyarrow_for(path)
+    check_finite(embeddings, ids)
+    dtype, dim = (np.float16 if float16 else np.float32), embeddings.shape[1]
+    kind = arrow.list_(arrow.from_numpy_dtype(dtype), dim)
+    schema = arrow.schema([("id", arrow.string()), ("text", arrow.string()), ("embedding", kind)])
+    with outputs.atomic_file(path) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            own, block = ids[start : start + ROWS_AT_ONCE], np.asarray(embeddings[start : start + ROWS_AT_ONCE], dtype)
+            vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(block.ravel()), dim)
+            writer.write_batch(arrow.record_batch([arrow.array(own), arrow.array([texts[one] for one in own]), vectors], schema))
+            progress(len(own))
 
 
 def _number(name: str, value: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,14 @@ def page(
 ) -> Any:
     """A page that searches a data set with BM25, a model, their fusion and a second model, as a `gradio.Blocks`.
 
-    The first call for a model and a data set encodes the documents and keeps them. Gradio's analytics are off.
+    The first call for a model and a data set encodes the documents and keeps them. Gradio's analytics are off. The page's
+    `.launch()` shows it below the cell of a notebook, and serves it on 127.0.0.1 elsewhere.
 
     Args:
-        run_dir: a run, a folder with a model, or a hub name, see `de_jax.load`.
+        run_dir, compare: a run, a folder with a model, or a hub name, see `de_jax.load`; a second one has a column of its own.
         dataset_dir: a BEIR folder: the corpus, and queries for examples if there are any.
-        compare: a second model, in a column of its own.
         step, compare_step: the checkpoint, where the model is a run: a step, or "best"; by default the newest.
         skip_empty: leave empty documents out, which are refused otherwise.
-
-    Returns:
-        The page; `.launch()` shows it below the cell of a notebook, and serves it on 127.0.0.1 elsewhere.
 
     Raises:
         InputError: Gradio is not installed, no such model or data set, or the same model twice.
@@ -50,9 +47,10 @@ def page(
     corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
     wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
     loaded = [load(source, step=of_run) for source, of_run in wanted]
-    names = [_name(model, os.path.basename(os.path.abspath(source))) for model, (source, _) in zip(loaded, wanted, strict=True)]
+    sources = [str(source) for source, _ in wanted]
+    names = _names(loaded, [os.path.basename(os.path.abspath(source)) for source in sources])
     if len(set(names)) < len(names):
-        names = [_name(model, str(source)) for model, (source, _) in zip(loaded, wanted, strict=True)]
+        names = _names(loaded, sources)
     if len(set(names)) < len(names):
         raise InputError(f"{names[0]} is given twice; compare it with another model or step.")
     systems = SideBySide(corpus, dict(zip(names, loaded, strict=True)), skip_empty=skip_empty)
@@ -60,11 +58,7 @@ def page(
 
 
 def import_gradio() -> Any:
-    """The module `gradio`.
-
-    Raises:
-        InputError: it is not installed; names the extra.
-    """
+    """The module `gradio`; InputError names the extra if it is not installed."""
     try:
         import gradio
     except ModuleNotFoundError as error:
@@ -73,11 +67,7 @@ def import_gradio() -> Any:
 
 
 def serve(blocks: Any, *, host: str, port: int, share: bool) -> str:
-    """Serves a page in the background; returns its address, the public one with `share`.
-
-    Raises:
-        InputError: the public address was not made.
-    """
+    """Serves a page in the background; returns its address, with `share` the public one, or InputError if none was made."""
     with contextlib.redirect_stdout(sys.stderr):  # Gradio prints
         _, local_url, share_url = blocks.launch(
             server_name=host,
@@ -160,6 +150,7 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
     return blocks
 
 
-def _name(model: Model, source: str) -> str:
-    """How a column names a model."""
-    return source if model.run.source else f"{source}, step {model.run.step}"
+def _names(models: Sequence[Model], sources: Sequence[str]) -> list[str]:
+    """How columns name models."""
+    named = zip(models, sources, strict=True)
+    return [source if model.run.source else f"{source}, step {model.run.step}" for model, source in named]

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -40,9 +40,6 @@ COMPILED_TOKENS = 64
 """Queries of up to so many tokens are compiled before the first one; few with `MAX_QUERY_CHARACTERS` are longer."""
 ROWS_AT_ONCE, LENGTH_MULTIPLE = 4, 64
 """The shape of a batch of passages whose tokens are marked: how many, and of how many tokens a multiple."""
-
-
-Found = TypeVar("Found")
 
 
 class Corpus(NamedTuple):
@@ -85,6 +82,7 @@ class Column(NamedTuple):
     about: str
     milliseconds: float
     hits: Sequence[Hit]
+    model: str | None = None  # whose saliency marks the texts; None for the words of the query
 
 
 def open_corpus(dataset_dir: str | Path, *, skip_empty: bool = False) -> Corpus:
@@ -119,53 +117,46 @@ class SideBySide:
             searcher.ranked(np.zeros((1, model.embedding_dim), np.float32), self._depth)
 
     def search(self, query: str, k: float) -> list[Column]:
-        """The k best documents of each system, nothing marked.
+        """The k best documents of each system, nothing marked; InputError for a query or a k that `checked` refuses.
 
         The time of a system is from the query to its ranking, that of the fusion includes both rankings.
-
-        Raises:
-            InputError: a query that is empty or too long, or k out of range.
         """
         query, num_hits = checked(query, k)
         bm25, bm25_ms = timed(self._bm25_ranking, query)
         dense = {name: timed(self._dense_ranking, name, query) for name in self._models}
         (first, (ranking, dense_ms)), *others = dense.items()
         fused, fusion_ms = timed(fusion.fuse, [{query: ranking}, {query: bm25}], depth=num_hits)
-        ranks = {"BM25": _ranks(bm25), "dense": _ranks(ranking)}
-        hits = functools.partial(self._hits, num_hits)
+        ranks = {
+            system: {doc_id: rank for rank, doc_id in enumerate(found, start=1)}
+            for system, found in (("BM25", bm25), ("dense", ranking))
+        }
+        hits, all_ms = functools.partial(self._hits, num_hits), bm25_ms + dense_ms + fusion_ms
         return [
             Column("BM25", "words of the query", bm25_ms, hits(bm25)),
-            Column("Dense", first, dense_ms, hits(ranking)),
-            Column("Fusion", "BM25 and dense, by reciprocal rank", bm25_ms + dense_ms + fusion_ms, hits(fused[query], ranks)),
-            *(Column("Dense", name, milliseconds, hits(found)) for name, (found, milliseconds) in others),
+            Column("Dense", first, dense_ms, hits(ranking), first),
+            Column("Fusion", "BM25 and dense, by reciprocal rank", all_ms, hits(fused[query], ranks), first),
+            *(Column("Dense", name, milliseconds, hits(found), name) for name, (found, milliseconds) in others),
         ]
 
     def marked(self, query: str, columns: Sequence[Column]) -> list[Column]:
-        """The same columns with the parts of each text that matter most.
+        """The same columns with the parts of each text that matter most; InputError as of `search`.
 
         They are the words of the query for BM25, and for the others the words with the largest `token_saliency` by the model; a
         fusion has the first model's.
-
-        Raises:
-            InputError: see `search`.
         """
         query, _ = checked(query, 1)
-        first = next(iter(self._models))
-        models = [None, first, first, *list(self._models)[1:]]
         docs_of: dict[str, list[str]] = {name: [] for name in self._models}
-        for name, column in zip(models, columns, strict=True):
-            if name is not None:
-                docs_of[name] += [hit.doc_id for hit in column.hits]
+        for column in columns:
+            if column.model:
+                docs_of[column.model] += [hit.doc_id for hit in column.hits]
         marks = {name: self._dense_marks(name, query, list(dict.fromkeys(docs))) for name, docs in docs_of.items()}
-        return [
-            column._replace(
-                hits=[
-                    hit._replace(marks=self._bm25_marks(query, hit.text) if name is None else marks[name][hit.doc_id])
-                    for hit in column.hits
-                ]
-            )
-            for name, column in zip(models, columns, strict=True)
-        ]
+
+        def marks_of(column: Column, hit: Hit) -> list[Mark]:
+            if column.model:
+                return marks[column.model][hit.doc_id]
+            return [Mark(begin, end, 1.0) for begin, end in self._bm25.matches(query, hit.text)]
+
+        return [column._replace(hits=[hit._replace(marks=marks_of(column, hit)) for hit in column.hits]) for column in columns]
 
     @property
     def _depth(self) -> int:
@@ -188,9 +179,6 @@ class SideBySide:
             hits.append(Hit(doc_id, score, title, self.corpus.texts[doc_id], url, own))
         return hits
 
-    def _bm25_marks(self, query: str, text: str) -> list[Mark]:
-        return [Mark(begin, end, 1.0) for begin, end in self._bm25.matches(query, text)]
-
     def _dense_marks(self, name: str, query: str, doc_ids: Sequence[str]) -> dict[str, list[Mark]]:
         if not doc_ids:
             return {}
@@ -204,12 +192,7 @@ class SideBySide:
 
 
 def doc_saliency(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[str]) -> list[tuple[int, Float[np.ndarray, " t"]]]:
-    """The `token_saliency` of each document for a query, of the best passage where a document is read as several.
-
-    Args:
-        model: its document tower reads the texts, as long as it reads documents.
-        query: an embedding.
-        texts: documents.
+    """The `token_saliency` of each document for a query [1, D], of the best passage where a document is read as several.
 
     Returns:
         For each text the place of the first token that was read, among those of the whole text, and the saliency from there on,
@@ -248,11 +231,6 @@ def strongest(text: str, spans: Sequence[Span], saliency: Sequence[float] | np.n
     Example:
         >>> strongest("a redder fox", [(0, 1), (1, 5), (5, 8), (8, 12)], [0.1, 0.3, 0.4, 1.0])
         [Mark(begin=2, end=8, strength=0.5), Mark(begin=9, end=12, strength=1.0)]
-
-    Args:
-        text: the document.
-        spans: of its tokens.
-        saliency: of the same tokens.
     """
     squares: dict[Span, float] = {}
     words = [match.span() for match in re.finditer(rf"(?<!\w)\w{{1,{MAX_WORD}}}(?!\w)", text)]
@@ -273,11 +251,7 @@ def strongest(text: str, spans: Sequence[Span], saliency: Sequence[float] | np.n
 
 
 def checked(query: str, k: float) -> tuple[str, int]:
-    """A query without blanks around it, and the number of results.
-
-    Raises:
-        InputError: a query that is empty or too long, or k out of range.
-    """
+    """A query without blanks around it, and the number of results; InputError: empty or too long, or k out of range."""
     query = query.strip() if isinstance(query, str) else ""
     if not query:
         raise InputError("the query is empty; give some words to search for.")
@@ -288,15 +262,11 @@ def checked(query: str, k: float) -> tuple[str, int]:
     return query, int(k)
 
 
-def timed(work: Callable[..., Found], *arguments: Any, **options: Any) -> tuple[Found, float]:
+def timed(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
     """The result of a function, and the milliseconds that it took."""
     start = time.perf_counter()
     found = work(*arguments, **options)
     return found, 1000 * (time.perf_counter() - start)
-
-
-def _ranks(ranking: Mapping[str, float]) -> dict[str, int]:
-    return {doc_id: rank for rank, doc_id in enumerate(ranking, start=1)}
 
 
 def _examples(folder: Path) -> list[str]:

@@ -43,12 +43,9 @@ def read(path: str | Path) -> Answers:
 
 
 def judge(results: Results, texts: Mapping[str, str], answers: Answers) -> Qrels:
-    """What answer strings say of each passage of a ranking: 1 where one of the question's answers stands in it, else 0.
+    """Judges a ranking's passages: 1 where one of the question's answers stands in the text, else 0.
 
-    Args:
-        results: passages by question.
-        texts: of the passages by id, without titles; answers are not searched in titles.
-        answers: of every question that counts, results or not.
+    `texts` are of the passages by id, without titles. Every question of `answers` counts, results or not.
     """
     passages: dict[str, str] = {}
     qrels: Qrels = {}

@@ -30,8 +30,7 @@ def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
 def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
     """`score_dev` with P@1 and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; and the ranks themselves.
 
-    The ranks are those of each judged query's first relevant document. Documents of several passages have no ranks below the first
-    ones, and neither of the two scores.
+    The ranks are those of each judged query's first relevant document. Documents of several passages have none of these.
     """
     exact, row_ids = _exact_index(run, dev)
     index, doc_ids = maxp.of_docs(exact, row_ids)
@@ -64,10 +63,8 @@ def _first_ranks(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
     own = [row_of.get(query_id, -1) if dev.drop_identical_ids else -1 for query_id in query_ids]
-    relevant = [
-        [row for doc_id, grade in dev.qrels[query_id].items() if grade > 0 and (row := row_of.get(doc_id, -1)) not in (-1, same)]
-        for query_id, same in zip(query_ids, own, strict=True)
-    ]
+    found = zip(first_ranks.relevant_rows(dev.qrels, query_ids, doc_ids), own, strict=True)
+    relevant = [[row for row in rows if row != same] for rows, same in found]
     queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
     ranks = index.best_ranks(queries, relevant)
     if any(same >= 0 for same in own):  # documents below a dropped one move up by one rank

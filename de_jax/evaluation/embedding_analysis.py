@@ -1,8 +1,7 @@
-"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
+"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_report` draws."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,13 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.beir import Qrels
 from de_jax.evaluation import geometry, metrics
 from de_jax.evaluation.metrics import Results
-from de_jax.evaluation.task import Policy, Task, encoded
-from de_jax.files import outputs
+from de_jax.evaluation.task import Policy, Task, encoded, stores
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
 from de_jax.training.run.run_folder import Run
@@ -62,8 +59,7 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
 
     Args:
         run: any run; where it reads several passages of a document, the first stands for it.
-        task: with judgements.
-        policy: whether empty texts are skipped and documents with the id of a query are dropped.
+        task, policy: with judgements; whether empty texts are skipped and documents with the id of a query are dropped.
         max_docs: documents embedded, a sample with all judged ones in it; None for all, which stay in the run's folder.
         seed: of the sample.
 
@@ -75,44 +71,36 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
     judged_ids = {doc_id for docs in task.qrels.values() for doc_id in docs}
     beir.count_docs(task.corpus, judged_ids)  # all of them are there
     if max_docs is None:
-        texts = encoded(run._replace(doc=run.doc._replace(max_passages=1)), task, policy)
-        qrels = _of_texts(task.qrels, texts.query_ids, texts.doc_ids)
-        return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], qrels, policy.drop_identical_ids)
-    folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
-    query_store = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
-    doc_store = cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
-    query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]
-    judged = doc_store.rows_of(sorted(judged_ids - set(doc_store.skipped_ids)))
-    if len(judged) > max_docs:
-        raise InputError(
-            f"{len(judged)} documents of {task.name} are judged, more than max_docs = {max_docs}; give at least as many."
+        found = encoded(run._replace(doc=run.doc._replace(max_passages=1)), task, policy)
+        query_ids, doc_ids, queries, docs = found.query_ids, found.row_ids, found.queries, found.docs[:]
+    else:
+        query_store, doc_store = stores(run, task, policy)
+        query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]
+        judged = doc_store.rows_of(sorted(judged_ids - set(doc_store.skipped_ids)))
+        if len(judged) > max_docs:
+            raise InputError(
+                f"{len(judged)} documents of {task.name} are judged, more than max_docs = {max_docs}; give at least as many."
+            )
+        others = np.setdiff1d(np.arange(doc_store.num_texts), judged)
+        rows = np.sort(np.append(judged, np.random.default_rng(seed).permutation(others)[: max_docs - len(judged)]))
+        queries, docs = (
+            encode.queries(run, query_store, rows=query_store.rows_of(query_ids)),
+            encode.docs(run, doc_store, rows=rows),
         )
-    others = np.setdiff1d(np.arange(doc_store.num_texts), judged)
-    filling = np.random.default_rng(seed).permutation(others)[: max_docs - len(judged)]
-    rows = np.sort(np.concatenate([judged, filling]))
-    queries = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
-    docs = encode.docs(run, doc_store, rows=rows)
-    doc_ids = [doc_store.ids[row] for row in rows.tolist()]
-    return Texts(query_ids, doc_ids, queries, docs, _of_texts(task.qrels, query_ids, doc_ids), policy.drop_identical_ids)
-
-
-def _of_texts(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str]) -> Qrels:
-    """The judgements without skipped texts."""
-    known = set(doc_ids)
-    return {query_id: {doc_id: grade for doc_id, grade in qrels[query_id].items() if doc_id in known} for query_id in query_ids}
+        doc_ids = [doc_store.ids[row] for row in rows.tolist()]
+    known = set(doc_ids)  # without skipped texts
+    qrels = {
+        query_id: {doc_id: grade for doc_id, grade in task.qrels[query_id].items() if doc_id in known} for query_id in query_ids
+    }
+    return Texts(query_ids, doc_ids, queries, docs, qrels, policy.drop_identical_ids)
 
 
 def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
     """Geometry on samples, rankings on all; the numbers say how many of each.
 
-    Args:
-        texts: of a task.
-        depth: of the rankings, and ranks that count as recalled (DANCE's is 100); in small sets, where that would be everything,
-            only so many that there are two places for each text that is counted.
-        seed: of the samples.
-
-    Raises:
-        InputError: fewer than `MIN_TEXTS` queries with a relevant document.
+    `depth` is of the rankings, and ranks that count as recalled (DANCE's is 100); in small sets, where that would be everything,
+    only so many that there are two places for each text that is counted. Raises InputError for fewer than `MIN_TEXTS` queries with
+    a relevant document.
     """
     rng = np.random.default_rng(seed)
     pairs = _pairs(texts)
@@ -185,9 +173,9 @@ def _searched(texts: Texts, depth: int) -> tuple[_Search, _Search]:
                 by_doc.setdefault(doc_id, {})[query_id] = grade
     rows = np.array([row for row, doc_id in enumerate(texts.doc_ids) if doc_id in by_doc])
     judged_ids = [texts.doc_ids[row] for row in rows.tolist()]
-    search = functools.partial(_search, depth=depth, drop_identical_ids=texts.drop_identical_ids)
-    forward = search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels)
-    backward = search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc)
+    options: dict[str, Any] = {"depth": depth, "drop_identical_ids": texts.drop_identical_ids}
+    forward = _search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels, **options)
+    backward = _search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc, **options)
     return forward, backward
 
 
@@ -213,10 +201,7 @@ def _coverage(search: _Search, num_searched: int) -> dict[str, Any]:
     """How many different texts the rankings hold at their top; deep ones hold most of a small set."""
     found = [text_id for ranking in search.results.values() for text_id in itertools.islice(ranking, COVERAGE_DEPTH)]
     shares = {"unique_share": len(found), "share_of_documents": num_searched}
-    return {
-        "depth": min(COVERAGE_DEPTH, search.depth),
-        **{name: rounded(len(set(found)) / whole) for name, whole in shares.items()},
-    }
+    return {"depth": min(COVERAGE_DEPTH, search.depth)} | {name: rounded(len({*found}) / num) for name, num in shares.items()}
 
 
 def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]:

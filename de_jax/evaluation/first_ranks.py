@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from de_jax.data.text.beir import Qrels
 from de_jax.files import outputs, schema
 
 Ranks = dict[str, int]
@@ -29,16 +30,21 @@ def means(ranks: Mapping[str, int]) -> dict[str, float]:
     return {name: math.fsum(values.values()) / len(values) for name, values in by_query(ranks).items()}
 
 
+def relevant_rows(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str], min_relevance: int = 1) -> list[list[int]]:
+    """Rows of the relevant documents of each query, as far as they are among the documents."""
+    row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+    return [
+        [row_of[doc_id] for doc_id, grade in qrels[query_id].items() if grade >= min_relevance and doc_id in row_of]
+        for query_id in query_ids
+    ]
+
+
 def write(path: str | Path, ranks: Mapping[str, int]) -> None:
     """Keeps ranks as JSON."""
     outputs.write_json(path, dict(ranks))
 
 
 def read(path: str | Path) -> Ranks:
-    """What `write` kept.
-
-    Raises:
-        InputError: no such file, or something else in it.
-    """
+    """What `write` kept; InputError if there is no such file, or something else in it."""
     ranks: Ranks = schema.read(path, schema.map_of(schema.integer(), least=1), mend="score the run again")
     return ranks

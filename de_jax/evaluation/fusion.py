@@ -22,10 +22,7 @@ def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> 
         >>> fuse([{"q": {"a": 9.0, "b": 8.0}}, {"q": {"b": 0.5}}], depth=1)
         {'q': {'b': 0.03252247488101534}}
 
-    Args:
-        rankings: best first, by query; scores are not looked at.
-        depth: documents kept of each query.
-        k: dampens the first ranks.
+    `rankings` are best first, by query; their scores are not looked at. `k` dampens the first ranks, `depth` documents are kept.
     """
     fused: Results = {}
     for query_id in dict.fromkeys(itertools.chain(*rankings)):
@@ -47,10 +44,7 @@ def combine(rankings: Sequence[Results], weights: Sequence[float], *, depth: int
         >>> combine([{"q": {"a": 9.0, "b": 8.0, "c": 5.0}}, {"q": {"b": 0.5}}], (0.5, 0.5), depth=2)
         {'q': {'b': 0.875, 'a': 0.5}}
 
-    Args:
-        rankings: best first, by query.
-        weights: one a ranking.
-        depth: documents kept of each query.
+    `weights` has one for each ranking, and `depth` documents are kept of each query.
     """
     combined: Results = {}
     for query_id in dict.fromkeys(itertools.chain(*rankings)):
@@ -70,12 +64,9 @@ def _best(scores: dict[str, float], depth: int) -> dict[str, float]:
 
 
 def hole(results: Results, qrels: Qrels, k: int) -> float:
-    """Hole@k: the share of unjudged documents among the first k, mean over the judged queries with results.
+    """Hole@k (Xiong et al. 2021): the share of unjudged documents among the first k, mean over the judged queries with results.
 
-    Xiong et al. (2021). A score can be trusted the less, the more holes the ranking has.
-
-    Raises:
-        InputError: no judged query has results, or `k` is below 1.
+    A score can be trusted the less, the more holes the ranking has.
     """
     shares = [
         statistics.fmean(doc_id not in judged for doc_id in _top(results[query_id], k))
@@ -86,12 +77,9 @@ def hole(results: Results, qrels: Qrels, k: int) -> float:
 
 
 def overlap(first: Results, second: Results, k: int) -> float:
-    """Overlap@k: the share of the first k documents that two rankings have in common, mean over the queries of both.
+    """Overlap@k: the share of the first k documents, or of the longer ranking if it is shorter, that two rankings have in common.
 
-    Where a ranking is shorter than k, the share is that of the longer one.
-
-    Raises:
-        InputError: the two have no query in common, or `k` is below 1.
+    The mean over the queries of both.
     """
     tops = [(_top(docs, k), _top(second[query_id], k)) for query_id, docs in first.items() if query_id in second]
     shares = [len({*one} & {*other}) / max(len(one), len(other)) for one, other in tops if one or other]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from de_jax.retrieval import encode
 from de_jax.retrieval.searcher import padded_tokens
@@ -34,13 +34,6 @@ class Latency(NamedTuple):
     ratio: float  # the median, over the calls, of the first run's time over this one's, without tokenizer
 
 
-class _Call(NamedTuple):
-    """Seconds."""
-
-    tokenizer: float
-    tower: float
-
-
 def measure(
     runs: Mapping[str, Run],
     queries: Sequence[str],
@@ -57,8 +50,7 @@ def measure(
     Args:
         runs: by name; the first is the baseline.
         queries: taken in order, again from the start where there are too few.
-        batch_sizes: queries of a call.
-        num_calls: of each run and batch size.
+        batch_sizes, num_calls: queries of a call, and calls of each run and batch size.
         progress: called with the number of calls done.
 
     Raises:
@@ -69,17 +61,19 @@ def measure(
     towers = {name: encode.encode_fn(run, "query") for name, run in runs.items()}
     found = []
     for batch_size in batch_sizes:
-        batches = list(_batches(queries, batch_size, num_calls))
+        firsts = range(0, num_calls * batch_size, batch_size)
+        batches = [[queries[place % len(queries)] for place in range(first, first + batch_size)] for first in firsts]
         for name, run in runs.items():
             shapes = {tokens.shape: (tokens, lengths) for tokens, lengths in (_tokens(run, batch) for batch in batches)}
             for tokens, lengths in shapes.values():
                 np.asarray(towers[name](tokens, lengths))
-        calls: dict[str, list[_Call]] = {name: [] for name in runs}
+        calls: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
         for batch in batches:
             for name, run in runs.items():
                 calls[name].append(_timed(run, towers[name], batch))
             progress(len(runs))
-        found += [_latency(name, batch_size, calls[name], calls[next(iter(runs))]) for name in runs]
+        times = {name: np.array(of_run) for name, of_run in calls.items()}  # [calls, 2] seconds
+        found += [_latency(name, batch_size, times[name], times[next(iter(runs))]) for name in runs]
     return found
 
 
@@ -89,26 +83,21 @@ def device() -> str:
     return "CPU" if first.platform == "cpu" else first.device_kind
 
 
-def _batches(queries: Sequence[str], batch_size: int, number: int) -> Iterator[list[str]]:
-    for call in range(number):
-        yield [queries[(call * batch_size + place) % len(queries)] for place in range(batch_size)]
-
-
 def _tokens(run: Run, queries: Sequence[str]) -> tuple[Int[np.ndarray, "b L"], Int[np.ndarray, "b 1"]]:
     return padded_tokens(run.query.tokenizer, queries, max_length=run.query.max_length, length_multiple=LENGTH_MULTIPLE)
 
 
-def _timed(run: Run, tower: encode.EncodeFn, queries: Sequence[str]) -> _Call:
+def _timed(run: Run, tower: encode.EncodeFn, queries: Sequence[str]) -> tuple[float, float]:
+    """Seconds of the tokenizer and of the tower."""
     start = time.perf_counter()
     tokens, lengths = _tokens(run, queries)
     tokenized = time.perf_counter()
     np.asarray(tower(tokens, lengths))
-    return _Call(tokenized - start, time.perf_counter() - tokenized)
+    return tokenized - start, time.perf_counter() - tokenized
 
 
-def _latency(name: str, batch_size: int, calls: Sequence[_Call], first: Sequence[_Call]) -> Latency:
-    tower = np.array([call.tower for call in calls])
-    whole = tower + np.array([call.tokenizer for call in calls])
-    percentiles = [np.percentile(times, PERCENTILES) * 1000 / batch_size for times in (tower, whole)]
-    ratio = float(np.median(np.array([call.tower for call in first]) / tower))
+def _latency(name: str, batch_size: int, calls: Float[np.ndarray, "c 2"], first: Float[np.ndarray, "c 2"]) -> Latency:
+    tower = calls[:, 1]
+    percentiles = [np.percentile(times, PERCENTILES) * 1000 / batch_size for times in (tower, calls.sum(axis=1))]
+    ratio = float(np.median(first[:, 1] / tower))
     return Latency._make([name, batch_size, *(round(float(value), 4) for value in np.concatenate(percentiles)), round(ratio, 3)])

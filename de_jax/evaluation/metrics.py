@@ -48,9 +48,7 @@ def evaluate(
         {'mrr@10': 0.5}
 
     Args:
-        ranking: rows of `doc_ids`, best first; its order decides, whatever the scores.
-        query_ids: the ranking's queries.
-        doc_ids: the corpus.
+        ranking: rows of `doc_ids` for each of `query_ids`, best first; its order decides, whatever the scores.
         qrels: relevance by query id and document id.
         measures: as ir-measures writes them, each given back in lower case with "rr" as "mrr" and "r" as "recall".
         drop_identical_ids: leave out a document whose id is the query's; BEIR's rule, for ArguAna and Quora.
@@ -105,27 +103,21 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     parsed = [_parse(measure) for measure in measures]
     # Evaluators sort by score and break ties in their own ways; ranks in the place of scores leave them no tie. Some take only
     # numbers as ids of queries.
-    ids = [*judged]
-    run = {
-        str(number): {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
-        for number, query_id in enumerate(ids)
-    }
-    values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}
-    of_numbers = {str(number): _for_trec_eval(judged[query_id]) for number, query_id in enumerate(ids)}
+    ids, run, of_numbers = [*judged], {}, {}
+    for number, query_id in enumerate(ids):
+        run[str(number)] = {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
+        grades = judged[query_id]
+        if not any(grade > 0 for grade in grades.values()):  # then no measure tells -2 from -1, and trec_eval crashes at it
+            grades = {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
+        of_numbers[str(number)] = grades
     try:
         found = list(ir_measures.iter_calc({measure for _, measure in parsed}, of_numbers, run))
     except Exception as error:  # the evaluators' own errors have no common base
         raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave such measures out.") from None
+    values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}
     for metric in found:
-        for name, measure in parsed:
-            if measure == metric.measure:
-                values[ids[int(metric.query_id)]][name] = float(metric.value)
+        values[ids[int(metric.query_id)]] |= {name: float(metric.value) for name, measure in parsed if measure == metric.measure}
     return values
-
-
-def _for_trec_eval(grades: Mapping[str, int]) -> Mapping[str, int]:
-    """The grades of a query. Without a relevant document no measure tells -2 from -1, and trec_eval crashes at it."""
-    return grades if any(grade > 0 for grade in grades.values()) else {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
 
 
 def scores_by_query(results: Results, qrels: Qrels, measure: str) -> dict[str, float]:
@@ -176,10 +168,7 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
     """Writes results as a TREC run file, atomically.
 
     Scores are float32. A score equal to its predecessor is written one float lower, so that programs that sort a run file by
-    score find the order of the ranking.
-
-    Raises:
-        InputError: an id is empty or holds a blank, or a score is not finite, which the format cannot hold.
+    score find the order of the ranking. Raises InputError for an id that is empty or holds a blank, or a score that is not finite.
     """
     name = re.sub(r"\s+", "_", name)
     with outputs.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
@@ -208,11 +197,7 @@ def read_trec_run(path: str | Path) -> Results:
     """The results in a TREC run file (plain or .gz), ordered as trec_eval orders them.
 
     Each query's documents stand by falling score in float32, equal scores by falling document id; ranks and the order of lines
-    do not count.
-
-    Raises:
-        InputError: a line without its six columns or with a score that is not a finite number, a document twice for one query, or
-            no result at all.
+    do not count. Raises InputError for a malformed line, a document twice for one query, or no result at all.
     """
     results: Results = {}
     for number, line in read_lines(path):

@@ -74,8 +74,7 @@ def sample(
     Args:
         texts: all training pairs; the documents of a query's pairs are its known positives.
         generations: mined for these pairs, by the name of their kind.
-        num_pairs: at most.
-        num_negatives: N, that each pair is trained on.
+        num_pairs, num_negatives: at most so many pairs, and N that each is trained on.
         seed: of the pairs and of all draws.
 
     Raises:
@@ -118,9 +117,6 @@ def temperature_of(run: Run, given: float | None = None) -> float | None:
     """The temperature of the loss: the one given, or that of the run's training, None for a learned one.
 
     A run that was not trained here has 1 for dot products as ANCE has it, .01 for cosines as DANCE has it.
-
-    Raises:
-        InputError: it is not above 0, or the model learns its own.
     """
     is_learned = run.model.initial_temperature is not None
     if given is not None and (given <= 0 or is_learned):
@@ -147,9 +143,8 @@ def analyse(
     Args:
         runs: checkpoints of one run, made one at a time.
         sample: with the run's tokenizers and passages.
-        temperature: of `ance`.
+        temperature, depth: of `ance`, and of the ranking that a kind's overlap is with.
         groups: patterns over parameter paths by name; by default `grad_norms.thirds`.
-        depth: of the ranking that a kind's overlap is with.
         progress: called after each kind at each checkpoint, and after the ranking of a checkpoint.
     """
     gradients_of: GradientsOf | None = None
@@ -164,8 +159,14 @@ def analyse(
         places, measured = places_of(queries, docs, sample), {}
         progress()
         for kind, (ranks, margins) in places.items():
-            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run)), list(patterns))
-            measured[kind] = Measured(numbers | place_numbers(ranks, margins, depth), margins[ranks > 0])
+            losses, of_pairs, of_mean = gradients_of(run.params, batch_of(sample, kind, run))
+            norms_of = {
+                "per_pair": {group: rounded(np.mean(of_pairs[group])) for group in patterns},
+                "median": {group: rounded(np.median(of_pairs[group])) for group in patterns},
+                "of_mean": {group: rounded(of_mean[group]) for group in patterns},
+            }
+            numbers = {"loss": rounded(np.mean(losses)), "grad_norm": norms_of, **place_numbers(ranks, margins, depth)}
+            measured[kind] = Measured(numbers, margins[ranks > 0])
             progress()
         yield AtCheckpoint(run.step, measured)
 
@@ -265,17 +266,6 @@ def _others(candidates: np.ndarray, positives: Sequence[np.ndarray], rng: np.ran
         drawn = drawn[~np.isin(drawn, known)][:NUM_LOCAL]
         row[: len(drawn)] = drawn
     return table
-
-
-def _gradient_numbers(losses: Array, of_pairs: Metrics, of_mean: Metrics, groups: Sequence[str]) -> dict[str, Any]:
-    return {
-        "loss": rounded(np.mean(losses)),
-        "grad_norm": {
-            "per_pair": {group: rounded(np.mean(of_pairs[group])) for group in groups},
-            "median": {group: rounded(np.median(of_pairs[group])) for group in groups},
-            "of_mean": {group: rounded(of_mean[group]) for group in groups},
-        },
-    }
 
 
 def _padding(store: TokenStore | PassageStore, rows: np.ndarray, max_length: int) -> Callable[[np.ndarray], np.ndarray]:

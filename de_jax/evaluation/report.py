@@ -32,13 +32,7 @@ _MEND = "remove its folder, and it is scored again"
 
 
 def keep(evaluation_dir: Path, report: Report, results: Mapping[str, Results], *, name: str) -> None:
-    """Writes a report and the rankings of its systems into a new folder, which appears once it is complete.
-
-    Args:
-        evaluation_dir: must not exist.
-        report, results: the scores and the rankings of each system.
-        name: what TREC run files call the model.
-    """
+    """Writes a report and its systems' rankings into a new folder, which appears complete; run files call the model `name`."""
     with folders.atomic_dir(evaluation_dir, KIND) as temporary:
         for system, found in results.items():
             metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{name}-{system}")
@@ -46,24 +40,12 @@ def keep(evaluation_dir: Path, report: Report, results: Mapping[str, Results], *
 
 
 def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
-    """The report in a folder that `evaluate` kept, with these measures of each system in this order.
-
-    Raises:
-        InputError: a damaged folder, or other measures.
-    """
+    """The report that `evaluate` kept, with these measures of each system in this order; InputError: damaged, or other measures."""
     folder = Path(evaluation_dir)
     folders.check_files(folder, mend=_MEND)
     scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
-    ends = schema.list_of(schema.number(), least=2, most=2)
-    kept = schema.record(
-        {
-            "dataset": schema.text,
-            **dict.fromkeys(_COUNTS, schema.integer()),
-            **dict.fromkeys(SYSTEMS, scores),
-            "intervals": schema.Maybe(schema.map_of(schema.map_of(ends))),
-            "half_widths": schema.Maybe(schema.map_of(schema.map_of(schema.number()))),
-        }
-    )
+    counts = dict.fromkeys(_COUNTS, schema.integer())
+    kept = schema.record({"dataset": schema.text, **counts, **dict.fromkeys(SYSTEMS, scores)})
     report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 
@@ -82,11 +64,7 @@ def kept_reports(run_dir: str | Path, like: Mapping[str, Any]) -> list[Report]:
 
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:
-    """A model's ranking in the folder that `evaluate` wrote.
-
-    Raises:
-        InputError: a damaged folder.
-    """
+    """A model's ranking in the folder that `evaluate` wrote; InputError if it is damaged."""
     folders.check_files(Path(evaluation_dir), mend=_MEND)
     return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
 
@@ -94,23 +72,19 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
 def averaged(name: str, reports: Sequence[Report]) -> Report:
     """The mean of several reports as one, each counting once, with its intervals where all have them; nothing is rounded."""
     systems = [system for system in SYSTEMS if all(system in report for report in reports)]
-    means = {
-        system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
-        for system in systems
-    }
-    counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
-    average = {"dataset": name, **counts, **means}
-    if any("half_widths" not in report for report in reports):
-        return average
 
     def of_each(of_average: Callable[..., Any], *parts: str) -> dict[str, dict[str, Any]]:
+        """By system and measure, from the reports' lists of the scores, "", or of the parts with these names."""
+        tables = [[report[part] if part else report for report in reports] for part in parts]
         return {
-            system: {name: of_average(*([report[part][system][name] for report in tables] for part in parts)) for name in found}
-            for system, found in means.items()
+            system: {measure: of_average(*([one[system][measure] for one in table] for table in tables)) for measure in of_system}
+            for system, of_system in ((system, reports[0][system]) for system in systems)
         }
 
-    tables = [{**report, "means": report} for report in reports]
-    intervals = of_each(significance.interval_of_average, "means", "intervals", "half_widths")
+    average = {"dataset": name, **{count: sum(report[count] for report in reports) for count in _COUNTS}, **of_each(_mean, "")}
+    if any("half_widths" not in report for report in reports):
+        return average
+    intervals = of_each(significance.interval_of_average, "", "intervals", "half_widths")
     return {**average, "intervals": intervals, "half_widths": of_each(significance.half_width_of_average, "half_widths")}
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +19,6 @@ Scores = Mapping[str, float]
 TIE = 1e-9
 """Scores that differ by less are equal up to rounding."""
 NUM_RESAMPLES = 9999
-
-
 CONFIDENCE = 0.95
 
 
@@ -51,9 +49,6 @@ def half_width(values: Sequence[float]) -> float:
     Example:
         >>> round(half_width([0.0, 0.0, 1.0, 1.0]), 4)
         0.9187
-
-    Raises:
-        InputError: fewer than 2 queries.
     """
     from scipy import stats
 
@@ -69,13 +64,8 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     cut to that range.
 
     Example:
-        >>> [round(end, 4) for end in confidence_interval([0.2, 0.4, 0.6, 0.8])]
-        [0.0891, 0.9109]
         >>> [round(end, 4) for end in confidence_interval([0.8, 0.9, 1.0, 1.0])]
         [0.7727, 1.0]
-
-    Args:
-        values: of at least 2 queries.
 
     Raises:
         InputError: fewer than 2 queries.
@@ -130,10 +120,11 @@ def compare_all(
     t_tests = [paired_t_test(values) for values in differences.values()]
     permutations = [permutation_test(values, num_resamples=num_resamples, seed=seed) for values in differences.values()]
     tests = zip(t_tests, permutations, holm(t_tests), holm(permutations), strict=True)
-    return {
-        name: Comparison(float(np.mean(values)), *_wins_ties_losses(values), *p_values)
-        for (name, values), p_values in zip(differences.items(), tests, strict=True)
-    }
+    found = {}
+    for (name, values), p_values in zip(differences.items(), tests, strict=True):
+        wins, losses = int(np.sum(values > TIE)), int(np.sum(values < -TIE))
+        found[name] = Comparison(float(np.mean(values)), wins, len(values) - wins - losses, losses, *p_values)
+    return found
 
 
 def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " q"]:
@@ -147,11 +138,6 @@ def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " 
     if len(baseline) < 2:
         raise InputError(f"{len(baseline)} query is too few for a significance test; score at least 2.")
     return np.array([system[query_id] - baseline[query_id] for query_id in baseline], np.float64)
-
-
-def _wins_ties_losses(differences: Float[np.ndarray, " q"]) -> tuple[int, int, int]:
-    wins, losses = int(np.sum(differences > TIE)), int(np.sum(differences < -TIE))
-    return wins, len(differences) - wins - losses, losses
 
 
 def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:
@@ -177,16 +163,8 @@ def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int
     if np.all(np.abs(differences) <= TIE):
         return 1.0
     batch = max(1, 2**24 // len(differences))  # bounds memory
-    test = stats.permutation_test(
-        (differences,),
-        np.mean,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=num_resamples,
-        batch=batch,
-        rng=np.random.default_rng(seed),
-    )
-    return float(test.pvalue)
+    options: dict[str, Any] = {"permutation_type": "samples", "vectorized": True, "n_resamples": num_resamples, "batch": batch}
+    return float(stats.permutation_test((differences,), np.mean, rng=np.random.default_rng(seed), **options).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

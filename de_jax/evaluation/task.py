@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from de_jax.data.expansion import generated_queries
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
@@ -26,8 +25,7 @@ from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.expanded_search import Expansion
-from de_jax.retrieval.index import Index
-from de_jax.retrieval.maxp import MaxPIndex, passages_of
+from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -75,9 +73,7 @@ class Encoded(NamedTuple):
     query_ids: list[str]
     queries: Any  # [q, D]
     docs: Any  # [r, D], rows are documents or passages
-    row_ids: list[str]  # of each row the document's id
-    doc_ids: list[str]
-    passage_docs: np.ndarray | None  # [r] the document of each passage
+    row_ids: list[str]  # of each row the document's id; that of passages one after another
     folder: Path  # of the embeddings, and of indexes made of them
 
 
@@ -96,11 +92,7 @@ def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
 
 
 def beir_task(dataset_dir: str | Path, split: str) -> Task:
-    """The task of a BEIR folder that holds one data set.
-
-    Raises:
-        InputError: several data sets, or as of `beir_tasks`.
-    """
+    """The task of a BEIR folder that holds one data set; InputError for several, or as of `beir_tasks`."""
     task, *others = beir_tasks(dataset_dir, split)
     if others:
         raise InputError(f"{dataset_dir} holds {1 + len(others)} data sets; give the folder of one.")
@@ -118,11 +110,7 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
     if run is None:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
-
-    names = metrics.names_of(policy.measures)
-
-    def open_kept(folder: Path) -> Report:
-        return kept_report(folder, names)
+    open_kept = functools.partial(kept_report, names=metrics.names_of(policy.measures))
 
     def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
@@ -133,12 +121,8 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
 
 
 def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
-    """A task's embeddings by a run; those of the corpus are kept in the run's folder.
-
-    Raises:
-        InputError: see `evaluate`.
-    """
-    query_store, doc_store = _stores(run, task, policy)
+    """A task's embeddings by a run; those of the corpus are kept in the run's folder. Raises InputError: see `evaluate`."""
+    query_store, doc_store = stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
     metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
@@ -148,26 +132,22 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
         name = task.corpus.parent.name  # several tasks share a corpus
         folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
-    doc_ids, passage_docs = (list(doc_store.ids), passages.doc_rows) if passages else (row_ids, None)
-    if policy.expansion and policy.expansion.is_typical:
-        assert passage_docs is not None
-        docs = expanded_.typical(docs, passage_docs, normalize=policy.expansion.normalizes(run))
-        row_ids, passage_docs, folder = doc_ids, None, folder / policy.expansion.form
+    if passages and policy.expansion and policy.expansion.is_typical:
+        docs = expanded_.typical(docs, passages.doc_rows, normalize=policy.expansion.normalizes(run))
+        row_ids, folder = list(doc_store.ids), folder / policy.expansion.form
     queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
     if policy.embedding_dim:
         docs = Truncated(docs, policy.embedding_dim, normalize=run.model.doc.normalize)  # type: ignore[assignment]
         queries = Truncated(queries, policy.embedding_dim, normalize=run.model.query.normalize)[:]
         folder = folder / f"first_{policy.embedding_dim}"
-    return Encoded(query_ids, queries, docs, row_ids, doc_ids, passage_docs, folder)
+    return Encoded(query_ids, queries, docs, row_ids, folder)
 
 
 def ranked(texts: Encoded, policy: Policy) -> Results:
     """The ranking of a task's documents by their embeddings."""
     build = faiss_index.index_builder(policy.index_choice, policy.search)
-    index: Index = build(texts.docs, texts.row_ids, texts.folder)
-    if texts.passage_docs is not None:
-        index = MaxPIndex(index, texts.passage_docs)
-    return _cut(index.search(texts.queries, min(policy.depth + 1, len(texts.doc_ids))), texts.query_ids, texts.doc_ids, policy)
+    index, doc_ids = of_docs(build(texts.docs, texts.row_ids, texts.folder), texts.row_ids)
+    return _cut(index.search(texts.queries, min(policy.depth + 1, len(doc_ids))), texts.query_ids, doc_ids, policy)
 
 
 def bm25_results(task: Task, policy: Policy) -> Results:
@@ -217,16 +197,15 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
     report |= {"settings": _settings(policy, run)} | {system: metrics.means(of_queries) for system, of_queries in values.items()}
     if all(len(of_queries) > 1 for of_queries in values.values()):
         for name, of_mean in (("intervals", significance.confidence_interval), ("half_widths", significance.half_width)):
-            report[name] = {system: _of_means(of_mean, of_queries) for system, of_queries in values.items()}
+            report[name] = {
+                system: {measure: of_mean([query[measure] for query in of_queries.values()]) for measure in report[system]}
+                for system, of_queries in values.items()
+            }
     return report | ({"cost": cost} if policy.expansion and cost else {}), results
 
 
-def _of_means(of_mean: Callable[[Sequence[float]], Any], values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`of_mean` of each measure, given the values of its queries."""
-    return {name: of_mean([query[name] for query in values.values()]) for name in next(iter(values.values()))}
-
-
-def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
+def stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
+    """A task's queries and documents as tokens of a run's vocabularies."""
     folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
     queries = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
     return queries, cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
@@ -272,8 +251,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 def _key(task: Task, policy: Policy, run: Run) -> str:
     """A key of everything that the scores depend on: towers, texts with vocabularies, judgements and settings."""
     models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
-    stores = (store.content_hash for store in _stores(run, task, policy))
-    texts = [*stores, *map(reading.sha256_of, (task.corpus, task.queries))]  # BM25 reads words that a vocabulary may not tell apart
+    texts = [store.content_hash for store in stores(run, task, policy)]
+    texts += map(reading.sha256_of, (task.corpus, task.queries))  # BM25 reads words that a vocabulary may not tell apart
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)

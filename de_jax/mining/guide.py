@@ -56,7 +56,7 @@ def of_pair_store(run: Run, pairs_dir: str | Path) -> Texts:
     return Texts(stores, {"queries": pairs.query_store.content_hash, "docs": pairs.doc_store.content_hash})
 
 
-def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: Progress | None = None) -> None:
+def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: Progress = lambda texts: None) -> None:
     """Writes the embeddings; the same call after a kill continues, and a complete folder stays as it is.
 
     Args:

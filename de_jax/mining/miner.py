@@ -125,7 +125,7 @@ def embed(
     *,
     keep_as: str | None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
-    progress: encode.Progress | None = None,
+    progress: encode.Progress = lambda texts: None,
 ) -> Embedded:
     """Encodes all documents and the queries that are trained on.
 

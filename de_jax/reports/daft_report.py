@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.reports import daft_plots, tables
-from de_jax.reports.daft_plots import BothTowers, Point
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.reports import tables
+from de_jax.reports.plots import DOC_COLOUR, INK, NARROW, QUERY_COLOUR, WIDE, colour_of, new_figure, one_panel, place_by_pca
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+from de_jax.types import InputError
 
 MEASURE = "ndcg@10"
 MODEL = "model"
-GROUPS = ("light query tower", "original model")
+BothTowers = tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]
+"""The same texts by the query tower and by the document tower."""
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Updates, and the divergence at each."""
 
 
 def name_of(num_layers: int) -> str:
@@ -44,24 +51,17 @@ def draw(out_dir: Path, report: Mapping[str, Any], panels: Mapping[str, Mapping[
         report: with "dataset", "device" and "systems": by name, their scores, latencies and `stages`.
         panels: the same texts by both towers of each pair, by stage.
     """
-    systems = report["systems"]
-    points = [
-        Point(_words(name), system["latency"][0]["p50"], system["scores"][MEASURE], GROUPS[name == MODEL])
-        for name, system in systems.items()
-    ]
-    what = f"{report['device']}, one at a time, without tokenizer"
-    title = f"Light query towers on {report['dataset']}"
-    daft_plots.tradeoff(points, out_dir / "tradeoff.png", title=title, measure="nDCG@10", what=what)
-    measured = {name: system for name, system in systems.items() if system.get("divergence")}
-    if measured:
+    systems = {name.replace("_", " "): system for name, system in report["systems"].items()}
+    _tradeoff(systems, report, out_dir / "tradeoff.png")
+    if measured := {name: system for name, system in systems.items() if system.get("divergence")}:
         curves = {
-            _words(name): ([float(step) for step in system["divergence"]], list(system["divergence"].values()))
+            name: ([float(step) for step in system["divergence"]], list(system["divergence"].values()))
             for name, system in measured.items()
         }
         threshold = next(iter(measured.values()))["threshold"]
-        daft_plots.alignment_curves({"Alignment of the query towers": curves}, out_dir / "alignment.png", threshold=threshold)
-    named = {_words(name): stages for name, stages in panels.items()}
-    daft_plots.towers(named, out_dir / "towers.png", title="The same queries by both towers")
+        alignment_curves({"Alignment of the query towers": curves}, out_dir / "alignment.png", threshold=threshold)
+    named = {name.replace("_", " "): of_stages for name, of_stages in panels.items()}
+    towers(named, out_dir / "towers.png", title="The same queries by both towers")
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -74,5 +74,58 @@ def table(report: Mapping[str, Any]) -> str:
     return tables.text_table(["system", "nDCG@10", "ms a query", "times as fast", "collapsed"], rows)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _tradeoff(systems: Mapping[str, Any], report: Mapping[str, Any], out_png: Path) -> None:
+    """Quality against the time that a query takes (Leonhardt et al., figure 6); the light towers are on a line."""
+    points = {name: (system["latency"][0]["p50"], system["scores"][MEASURE]) for name, system in systems.items()}
+    groups = {"original model": [MODEL], "light query tower": [name for name in points if name != MODEL]}
+    xlabel = f"milliseconds a query ({report['device']}, one at a time, without tokenizer)"
+    labels: dict[str, Any] = {"xlabel": xlabel, "ylabel": "nDCG@10", "legend": "lower right", "height": 4.6}
+    with one_panel(out_png, f"Light query towers on {report['dataset']}", **labels) as axis:
+        for index, (group, names) in enumerate(groups.items()):
+            own = sorted(names, key=lambda name: points[name][0])
+            axis.plot(*zip(*(points[name] for name in own), strict=True), "o-", color=colour_of(index), lw=1.4, ms=6, label=group)
+            for name in own:
+                axis.annotate(name, points[name], xytext=(7, -12), textcoords="offset points", fontsize=9)
+        axis.set_xlim(left=0)
+        axis.margins(x=0.15, y=0.2)
+
+
+def alignment_curves(panels: Mapping[str, Mapping[str, Curve]], out_png: str | Path, *, threshold: float | None) -> None:
+    """Draws the divergence of the towers over the updates of the first stage, and its threshold (Leonhardt et al., figure 4).
+
+    `panels` holds curves by the panel's title and the run's name; below `threshold` the towers are aligned.
+    """
+    with new_figure(out_png, figsize=(WIDE if len(panels) > 1 else NARROW, 4.2)) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+            for index, (name, (steps, values)) in enumerate(curves.items()):
+                axis.plot(steps, values, "o-", color=colour_of(index), lw=1.6, ms=4, label=name)
+            if threshold is not None:
+                axis.axhline(threshold, color=INK, lw=1, linestyle="--", label=f"threshold {threshold:.4g}")
+            axis.set_title(title)
+            axis.set_xlabel("update of the first stage")
+            axis.legend(loc="best")
+        axes[0].set_ylabel("KL divergence of the towers (nats)")
+
+
+def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, *, title: str) -> None:
+    """Draws the same texts by both towers, a row for each pair and a panel for each of its stages, by their largest variance.
+
+    Leonhardt et al. (figures 1, 3 and 5) see a collapse as one small cloud, and towers that are not aligned as two.
+
+    `panels` are by pair and stage, and every pair has the same stages; none is an InputError.
+    """
+    if not panels or not all(panels.values()):
+        raise InputError("there is no pair of towers to draw; give at least one.")
+    num_columns = max(map(len, panels.values()))
+    side = min(3.4, WIDE / num_columns)
+    with new_figure(out_png, figsize=(side * num_columns, (side + 0.1) * len(panels) + 0.5), title=title) as figure:
+        axes = figure.subplots(len(panels), num_columns, squeeze=False)
+        for row, (pair, of_stages) in zip(axes, panels.items(), strict=True):
+            for axis, (stage, (by_query, by_doc)) in zip(row, of_stages.items(), strict=False):
+                places, share = place_by_pca(np.concatenate([by_query, by_doc]))
+                axis.scatter(*places[len(by_query) :].T, s=26, color=DOC_COLOUR, alpha=0.45, linewidths=0, label="document tower")
+                axis.scatter(*places[: len(by_query)].T, s=9, color=QUERY_COLOUR, alpha=0.8, linewidths=0, label="query tower")
+                axis.set_title(f"{pair}, {stage}\n{share:.0%} of the variance", fontsize=9)
+                axis.set_aspect("equal", adjustable="datalim")
+        axes[0][0].legend(loc="best")

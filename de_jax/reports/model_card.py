@@ -33,7 +33,6 @@ LIBRARY = {"sentence_transformers": "sentence-transformers", "peft": "peft"}
 TASK = {"sentence_transformers": "sentence-similarity"}
 """Of the hub, by format; the others are "de_jax" and "feature-extraction"."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _SHOWN = {
     "optimization": ("optimizer", "schedule", "learning_rate", "num_steps", "clip_norm", "frozen"),
     "initialization": ("seed", "init_new", "init_layers"),
@@ -53,23 +52,20 @@ def export(
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
     Args:
-        run: any run, or another library's model.
-        out_dir: must not exist; its name is the model's.
-        format: a name out of `interop.export.FORMATS`.
+        run, out_dir, format: as of `interop.export.export`; the folder's name is the model's.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
 
     Raises:
         InputError: something that is no such identifier or name, or as of `interop.export.export`.
     """
-    if license is not None and not _LICENSE.fullmatch(license):
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         raise InputError(f"the licence is {license!r}; give its identifier on the Hugging Face hub, such as apache-2.0.")
     if base_model is not None and not _HUB_NAME.fullmatch(base_model):
         raise InputError(f"the base model is {base_model!r}; give its name on the Hugging Face hub, such as google/t5-v1_1-base.")
-    name = Path(out_dir).resolve().name
 
     def card(notes: Sequence[str]) -> str:
-        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model)
+        return model_card(run, format, name=Path(out_dir).resolve().name, notes=notes, license=license, base_model=base_model)
 
     return export_.export(run, out_dir, format, card=card)
 
@@ -86,8 +82,7 @@ def model_card(
     """The card of a run in a format; see `export`."""
     recipe = {} if run.source else read_recipe_file(run.run_dir) or {}
     reports = kept_reports(run.run_dir, settings_of_run(run))
-    named = base_model or run.source
-    sources = [named] if named else origins(run.run_dir)
+    sources = [named] if (named := base_model or run.source) else origins(run.run_dir)
     sections = {
         "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
         "Model": _model(run, sources),
@@ -97,27 +92,19 @@ def model_card(
         "Scores": _scores(reports),
         "How it was made": _commands(run, recipe, format, name),
     }
-    head = _front_matter(format, name, sources, recipe, reports, license, is_known=bool(base_model))
+    on_hub = [base_model] if base_model else [one for source in sources if (one := _name_on_hub(source))]
+    head = _front_matter(format, name, on_hub, recipe.get("loss"), reports, license)
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
     towers = "one model for queries and documents" if set(run.params) == {"shared"} else "a query tower and a document tower"
     made = "trained with" if recipe else "written by"
     return f"---\n{head}\n---\n\n# {name}\n\nA dual encoder for dense retrieval, {towers}, {made} de_jax.\n\n{body}\n"
 
 
-def _front_matter(
-    format: str,
-    name: str,
-    sources: Sequence[str],
-    recipe: dict[str, Any],
-    reports: Sequence[Report],
-    license: str | None,
-    *,
-    is_known: bool,
-) -> str:
+def _front_matter(format: str, name: str, on_hub: list[str], loss: Any, reports: Sequence[Report], license: str | None) -> str:
     """YAML, as the hub's own package writes it."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    library, task = LIBRARY.get(format, "de_jax"), TASK.get(format, "feature-extraction")
+    library = LIBRARY.get(format, "de_jax")
     results = [
         EvalResult(
             task_type="text-retrieval",
@@ -132,13 +119,12 @@ def _front_matter(
         for report, changed, measure in _score_rows(reports)
         if not changed and "dense" in report
     ]
-    loss = [f"loss:{_last(recipe['loss']['function'])}"] if _is_function(recipe.get("loss")) else []
-    on_hub = [found for source in sources if (found := source if is_known else _name_on_hub(source))]
+    own = [f"loss:{_last(loss['function'])}"] if _is_function(loss) else []
     data = ModelCardData(
         model_name=name,
         library_name=library,
-        pipeline_tag=task,
-        tags=[library, "sentence-similarity", "feature-extraction", "dense-retrieval", "de_jax", *loss],
+        pipeline_tag=TASK.get(format, "feature-extraction"),
+        tags=[library, "sentence-similarity", "feature-extraction", "dense-retrieval", "de_jax", *own],
         base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
         license=license,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
@@ -171,17 +157,13 @@ def _metric(measure: str) -> str:
 
 def _usage(run: Run, format: str, name: str) -> Iterator[str]:
     """How the folder is read, in code."""
-    if format == "sentence_transformers":
-        yield _code(
-            "python",
-            f"""
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
+    texts = """
 queries = model.encode_query(["how high is mont blanc"])
 documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
-scores = model.similarity(queries, documents)""",
-        )
+scores = model.similarity(queries, documents)"""
+    if format == "sentence_transformers":
+        imported = "from sentence_transformers import SentenceTransformer"
+        yield _code("python", f'{imported}\n\nmodel = SentenceTransformer("{name}"){texts}')
     if format == "serving":
         yield _code(
             "python",
@@ -204,31 +186,22 @@ encoder = AutoPeftModelForFeatureExtraction.from_pretrained("{name}")  # token v
 model = de_jax.load("{name}")  # merged into the model that adapter_config.json names""",
         )
         return
-    folder = f"{name}/checkpoint_{run.step}" if format == "t5x" else name
+    folder = name
     if format == "t5x":
-        yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
-        yield _code("bash", f"de-jax import_model --from={folder} --tokenizer=spiece.model --run_dir=runs/{name}")
         folder = f"runs/{name}"
-    yield _code(
-        "python",
-        f"""
-import de_jax
-
-model = de_jax.load("{folder}")
-queries = model.encode_query(["how high is mont blanc"])
-documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
-scores = model.similarity(queries, documents)""",
-    )
+        made = f"de-jax import_model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model --run_dir={folder}"
+        yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
+        yield _code("bash", made)
+    yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')
 
 
 def _model(run: Run, sources: Sequence[str]) -> str:
     model, params = run.model, jax.tree.leaves(run.params)
-    similarity = "cosine" if model.query.normalize and model.doc.normalize else "dot product"
     rows = [
         ("started from", ", ".join(f"`{_name_on_hub(source) or _last_part(source)}`" for source in sources) or "random parameters"),
         ("parameters", f"{sum(leaf.size for leaf in params):,}"),
         ("embedding dimensions", str(model.query.embedding_dim)),
-        ("similarity", similarity),
+        ("similarity", "cosine" if model.query.normalize and model.doc.normalize else "dot product"),
         ("shared by both towers", ", ".join(model.shared) or "nothing"),
     ]
     for tower, config, side in (("query", model.query, run.query), ("document", model.doc, run.doc)):
@@ -300,8 +273,8 @@ def _scores(reports: Sequence[Report]) -> str:
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
     rows = []
     for report, changed, measure in _score_rows(reports):
-        cells = [_score(report, system, measure) for system in systems]
         counts = (f"{report[count]:,}" for count in ("num_queries", "num_docs"))
+        cells = (_score(report, system, measure) for system in systems)
         rows.append((", ".join([" ".join(_data_set(report)).strip(), *changed]), *counts, measure, *cells))
     if not rows:
         return ""
@@ -361,9 +334,9 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
     opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
     made.append(f"de-jax export_model --run_dir={opened} --format={format} --out_dir={name}")
-    versions = [f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy")]
+    versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
-    return "\n\n".join([_code("bash", "\n".join(made)), f"Exported with {written_by}."])
+    return f"{_code('bash', chr(10).join(made))}\n\nExported with {written_by}."
 
 
 def _is_function(described: Any) -> bool:

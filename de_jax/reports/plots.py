@@ -64,20 +64,12 @@ class Picture(NamedTuple):
 def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
     """Draws loss, development scores, learning rate, speed and gradient norms by group over the steps of a run.
 
-    Args:
-        metrics_jsonl: one JSON object a line, with "step" and scalars; a series that never occurs is left out. A last
-            line cut off by a kill is skipped.
-        out_png: appears by rename.
-        title: above all panels.
-
-    Raises:
-        InputError: no file, a malformed line, or nothing to draw.
+    `metrics_jsonl` has one JSON object a line, with "step" and scalars; a last line cut off by a kill is skipped. Raises InputError
+    for no file, a malformed line, or nothing to draw.
     """
     series = _read_series(Path(metrics_jsonl))
-    panels = []
-    for name, unit, pattern in PANELS:
-        if drawn := {found: series[found] for found in sorted(series) if re.fullmatch(pattern, found)}:
-            panels.append((name, unit, drawn))
+    found = ((name, unit, [one for one in sorted(series) if re.fullmatch(pattern, one)]) for name, unit, pattern in PANELS)
+    panels = [(name, unit, {one: series[one] for one in names}) for name, unit, names in found if names]
     if not panels:
         raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is not a training log.")
     with new_figure(out_png, figsize=(WIDE, 3.1 * ((len(panels) + 1) // 2) + 0.3), title=title) as figure:
@@ -105,8 +97,7 @@ def embedding_map(
     the lines are short.
 
     Args:
-        query_embeddings: [n, D]; row i belongs with row i of the documents.
-        doc_embeddings: [n, D].
+        query_embeddings, doc_embeddings: [n, D]; row i of both is a pair.
         out_png: appears by rename.
         title: first line of the picture.
         method: "tsne" (neighbourhoods) or "pca" (distances, linear).
@@ -120,9 +111,8 @@ def embedding_map(
         raise InputError(f"queries {query_embeddings.shape} and documents {doc_embeddings.shape} differ; row i is pair i.")
     if method not in ("tsne", "pca"):
         raise InputError(f"method {method!r} is unknown; give 'tsne' or 'pca'.")
-    if min(len(query_embeddings), max_pairs) < 3:
-        raise InputError(f"{min(len(query_embeddings), max_pairs)} pairs are too few for a map; give at least 3.")
-    num_pairs = min(len(query_embeddings), max_pairs)
+    if (num_pairs := min(len(query_embeddings), max_pairs)) < 3:
+        raise InputError(f"{num_pairs} pairs are too few for a map; give at least 3.")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(query_embeddings))[:num_pairs])
     both = np.concatenate([query_embeddings[chosen], doc_embeddings[chosen]]).astype(np.float32)
     if not np.isfinite(both).all():
@@ -135,13 +125,7 @@ def embedding_map(
 def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_png: str | Path, *, title: str) -> None:
     """Draws each system's gain or loss over a baseline, query by query, from the largest gain to the largest loss.
 
-    Args:
-        differences: of the scores of the same queries, system minus baseline, by the system's name.
-        out_png: appears by rename.
-        title: above all panels.
-
-    Raises:
-        InputError: there is no system or no query.
+    `differences` are of the scores of the same queries, system minus baseline, by the system's name; none is an InputError.
     """
     if not differences or not all(len(values) for values in differences.values()):
         raise InputError("there is no difference to draw; give at least one system and one query.")
@@ -183,7 +167,7 @@ def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
 
 def _draw_panel(axis: Any, name: str, unit: str, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
     for index, (label, (steps, values)) in enumerate(series.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = colour_of(index)
         is_noisy = name in ("Loss", "Speed", "Gradient norm") and len(steps) > 30
         line = _smooth(values) if is_noisy else values
         if is_noisy:
@@ -220,8 +204,7 @@ def _project(points: Float[np.ndarray, "p D"], method: str, seed: int) -> tuple[
     perplexity = min(30.0, (len(points) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=seed)
     with threadpool_limits(1):  # its threads spin: on a busy machine two take thirty times as long as one
-        places = tsne.fit_transform(points).astype(np.float32)
-    return places, f"t-SNE of cosines, perplexity {perplexity:.0f}"
+        return tsne.fit_transform(points).astype(np.float32), f"t-SNE of cosines, perplexity {perplexity:.0f}"
 
 
 def place_by_pca(points: Float[np.ndarray, "p D"]) -> tuple[Float[np.ndarray, "p 2"], float]:
@@ -259,6 +242,26 @@ def histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray
     counts, _ = np.histogram(values, bins)
     axis.stairs(counts / len(values), bins, fill=True, color=colour, alpha=0.25)
     axis.stairs(counts / len(values), bins, color=colour, lw=1.4, label=label or None)
+
+
+def colour_of(place: int) -> str:
+    """The colour of the line or bar in this place, counted from 0."""
+    return COLOURS[place % len(COLOURS)]
+
+
+@contextlib.contextmanager
+def one_panel(
+    out_png: str | Path, title: str, *, xlabel: str = "", ylabel: str = "", legend: str = "", height: float = 4.0
+) -> Iterator[Any]:
+    """The axis of a picture of one panel, saved when the block ends; `legend` is its place, "" for none."""
+    with new_figure(out_png, figsize=(NARROW, height)) as figure:
+        axis = figure.subplots()
+        axis.set_title(title)
+        axis.set_xlabel(xlabel)
+        axis.set_ylabel(ylabel)
+        yield axis
+        if legend:
+            axis.legend(loc=legend)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from de_jax.retrieval.index import check_depth, empty_ranking, order_by_id
 from de_jax.types import InputError, Ranking
 
 WORD = re.compile(r"(?u)\b\w\w+\b")
@@ -42,8 +43,7 @@ class BM25Index:
         """Tokenizes and indexes the documents.
 
         Args:
-            texts: the documents.
-            ids: their ids, unique, parallel to `texts`.
+            texts, ids: the documents and their unique ids.
             k1: how slowly repeated words saturate, >= 0.
             b: how much long documents are scaled down, 0 to 1.
             stemmer: a Snowball algorithm by name, or None for words as they are.
@@ -64,8 +64,7 @@ class BM25Index:
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import turns debug messages on
         self._stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
         self._stopwords = stopwords
-        # By id downwards, so that a stable sort by score breaks ties by id.
-        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
+        self._order = order_by_id(ids)  # so that a stable sort by score breaks ties by id
         words = self._words([texts[row] for row in self._order])
         self._bm25: Any = None
         if any(words):
@@ -73,21 +72,18 @@ class BM25Index:
             self._bm25.index(words, show_progress=False)
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
-        """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf.
-
-        Raises:
-            InputError: `k` is below 1.
-        """
-        if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
-        rows = np.full((len(query_texts), k), -1, np.int32)
-        scores = np.full((len(query_texts), k), -np.inf, np.float32)
+        """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf."""
+        check_depth(k)
+        ranking = empty_ranking(len(query_texts), k)
         for query, words in enumerate(self._words(query_texts)):
-            all_scores = self._scores(words)
-            best = _top(all_scores, k)
-            rows[query, : len(best)] = self._order[best]
-            scores[query, : len(best)] = all_scores[best]
-        return Ranking(rows, scores)
+            known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
+            if not known:
+                continue
+            scores = self._bm25.get_scores_from_ids(known)
+            best = _top(scores, k)
+            ranking.doc_rows[query, : len(best)] = self._order[best]
+            ranking.scores[query, : len(best)] = scores[best]
+        return ranking
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
         """Where a text has words of the query, compared as in a search: (begin, end) in characters.
@@ -106,12 +102,6 @@ class BM25Index:
         # An empty list in place of None: bm25s takes None for its default list in some versions.
         stopwords = self._stopwords if self._stopwords is not None else []
         return bm25s.tokenize(list(texts), stopwords=stopwords, stemmer=self._stemmer, return_ids=False, show_progress=False)
-
-    def _scores(self, words: list[str]) -> Float[np.ndarray, " n"]:
-        known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
-        if not known:
-            return np.zeros(len(self._order), np.float32)
-        return self._bm25.get_scores_from_ids(known)
 
 
 def _top(scores: Float[np.ndarray, " n"], k: int) -> np.ndarray:

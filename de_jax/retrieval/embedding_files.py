@@ -3,23 +3,26 @@
 embeddings.npy   float32 [n, D]   in the order of the token store
 ids.json         the texts' ids, parallel to the rows
 manifest.json    the texts and the model; makes the folder complete
+texts.npy        uint64 [n] a hash of each text, by which a corpus that has changed finds the texts encoded before
 checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, UInt64
 
 from de_jax.files import folders, outputs, schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
+from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
 
 EMBEDDINGS = Kind(
@@ -33,6 +36,9 @@ EMBEDDINGS = Kind(
     make="run encode_corpus on it until it ends",
     mend="delete the folder and encode again",
 )
+HASHES_FILE = "texts.npy"
+_TEXTS_AT_ONCE = 4096
+"""Hashed at a time."""
 PROGRESS = schema.record({"dim": schema.integer(1, schema.MAX_SIZE), "num_done": schema.integer()})
 
 
@@ -52,15 +58,9 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
 
 
 class Truncated:
-    """The first dimensions of embeddings that may be memory-mapped, cut as they are read; made for Matryoshka embeddings.
+    """The first dimensions (1 to E) of embeddings [n, E] that may be memory-mapped, cut as they are read, for Matryoshka models.
 
-    Args:
-        embeddings: [n, E].
-        dim: how many dimensions to keep, 1 to E.
-        normalize: whether each row is scaled to length 1 again.
-
-    Raises:
-        InputError: `dim` is not one of 1 to E.
+    `normalize` scales each row to length 1 again.
     """
 
     def __init__(self, embeddings: Float[np.ndarray, "n E"], dim: int, *, normalize: bool) -> None:
@@ -74,9 +74,7 @@ class Truncated:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         cut = np.asarray(self._embeddings[rows, : self.shape[1]])
-        if not self._normalize:
-            return cut
-        return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+        return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12) if self._normalize else cut
 
 
 class EmbeddingWriter:
@@ -86,12 +84,9 @@ class EmbeddingWriter:
         """Begins, continues or finds complete.
 
         Args:
-            out_dir: absent, empty, or begun by an equal call.
+            out_dir: absent, empty, or begun by an equal call; InputError names the first difference from another one.
             source: the origin of the embeddings with "num_texts"; complete folders are equal if their sources are.
             batching: everything else that decides the last bits; an incomplete folder continues only with the same.
-
-        Raises:
-            InputError: the folder holds something else; names the first difference.
         """
         self._dir, self._num_texts = out_dir, source["num_texts"]
         self._plan = {"format": EMBEDDINGS.format, **source, **batching}
@@ -142,12 +137,70 @@ class EmbeddingWriter:
     def _begin(self, dim: int) -> None:
         self._dim = dim
         outputs.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, dim)}
         with outputs.naming(self._array), open(self._array, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+            file.write(self._header())
+
+    def _header(self) -> bytes:
+        """The head of embeddings.npy with all of its rows."""
+        header = io.BytesIO()
+        facts = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, self._dim)}
+        np.lib.format.write_array_header_1_0(header, facts)
+        return header.getvalue()
 
     def _size(self, num_rows: int) -> int:
-        with open(self._array, "rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            return file.tell() + num_rows * self._dim * 4
+        return len(self._header()) + num_rows * self._dim * 4
+
+
+class Known(NamedTuple):
+    """Embeddings by the hash of their text."""
+
+    hashes: UInt64[np.ndarray, " n"]  # ascending
+    rows: Int[np.ndarray, " n"]  # of `embeddings`
+    embeddings: Float[np.ndarray, "n D"]
+
+    def find(self, hashes: UInt64[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:
+        """The row of each text; -1 where it is not known."""
+        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[places] == hashes, self.rows[places], -1)
+
+
+def text_hashes(store: Store, max_length: int) -> UInt64[np.ndarray, " n"]:
+    """64 bits that tell the tokens of each text, cut to `max_length`, from others: a sum of tokens times random odd numbers.
+
+    Two texts of fewer than 2^17 different tokens have equal hashes with a probability below 2^-46.
+    """
+    lengths = store.lengths(max_length)
+    factors = np.random.default_rng(0).integers(0, 2**63, int(lengths.max()), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    hashes = np.empty(store.num_texts, np.uint64)
+    for start in range(0, store.num_texts, _TEXTS_AT_ONCE):
+        rows = np.arange(start, min(start + _TEXTS_AT_ONCE, store.num_texts))
+        width = int(lengths[rows].max())
+        tokens = store.pad(rows, max_length, width).astype(np.uint64)
+        hashes[rows] = tokens @ factors[:width]
+    return hashes
+
+
+def keep_hashes(folder: Path, hashes: UInt64[np.ndarray, " n"]) -> None:
+    """Puts the hashes beside complete embeddings."""
+    if not (folder / HASHES_FILE).exists():
+        with outputs.atomic_file(folder / HASHES_FILE) as temporary:
+            outputs.save_array(temporary, hashes)
+        if record := folders.read_checksums(folder):
+            folders.write_checksums(folder, record["kind"], record["files"] | folders.facts(folder, [HASHES_FILE]))
+
+
+def find_known(embeddings_dir: Path, *, model: str, max_length: int) -> Known | None:
+    """The largest embeddings of a run's folder by one model, for texts cut to one length, or None."""
+    found: Known | None = None
+    for path in sorted(embeddings_dir.glob(f"*/step_*/{HASHES_FILE}")):
+        try:
+            _, embeddings, manifest = open_embeddings(path.parent)
+            hashes = read_array(path, "<u8", (len(embeddings),), in_memory=True)
+        except InputError:  # damaged embeddings are of no use
+            continue
+        if (manifest.get("model"), manifest.get("max_length")) != (model, max_length):
+            continue
+        if found is None or len(found.hashes) < len(hashes):
+            order = np.argsort(hashes, kind="stable")
+            found = Known(hashes[order], order, embeddings)
+    return found

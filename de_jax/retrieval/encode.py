@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.files import folders, outputs
-from de_jax.retrieval import parts, reuse
+from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.index import aligned
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
@@ -47,13 +47,12 @@ def encode(
     rows: Int[np.ndarray, " r"] | None = None,
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda texts: None,
 ) -> Float[np.ndarray, "r D"]:
     """Embeddings of a store's texts, float32, in the store's order.
 
     Args:
-        encode_fn: the tower.
-        store: the tokenized texts.
+        encode_fn, store: the tower and the tokenized texts.
         max_length: tokens, special ones included; longer texts are cut.
         rows: which texts, in which order; all by default.
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
@@ -71,11 +70,9 @@ def encode(
     embeddings: np.ndarray | None = None
     for positions, slots, result in _dispatched(encode_fn, store, rows, batches, max_length):
         block = np.asarray(result, np.float32)  # [b, S, D]
-        if embeddings is None:
-            embeddings = aligned(len(rows), block.shape[-1])
+        embeddings = aligned(len(rows), block.shape[-1]) if embeddings is None else embeddings
         embeddings[positions] = block.reshape(-1, block.shape[-1])[slots]
-        if progress:
-            progress(len(positions))
+        progress(len(positions))
     assert embeddings is not None
     return embeddings
 
@@ -90,25 +87,21 @@ def encode_to_dir(
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
     texts_per_shard: int = TEXTS_PER_SHARD,
-    known: tuple[reuse.Known, np.ndarray] | None = None,
+    known: tuple[embedding_files.Known, np.ndarray] | None = None,
     part: Part | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda texts: None,
 ) -> None:
     """Writes a store's embeddings to a folder, shard by shard; the same call after a kill continues and ends byte-equal.
 
-    The folder holds `embeddings.npy` ([n, D] float32), `ids.json` and, written last, `manifest.json`. A complete folder of
-    the same model and store is left as it is.
+    The folder is one of `embedding_files`. A complete one of the same model and store is left as it is.
 
     Args:
-        encode_fn: the tower.
-        store: the tokenized texts.
         out_dir: a folder that is absent, empty, begun or completed by the same call.
-        max_length: tokens, special ones included.
         model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
-        tokens_per_batch, length_multiple, progress: as for `encode`.
+        encode_fn, store, max_length, tokens_per_batch, length_multiple, progress: as for `encode`.
 
     Raises:
         InputError: `out_dir` belongs to another model, store or batching; names the first difference.
@@ -121,11 +114,7 @@ def encode_to_dir(
         "max_length": max_length,
         "num_texts": store.num_texts,
     }
-    batching: dict[str, Any] = {
-        "tokens_per_batch": tokens_per_batch,
-        "length_multiple": length_multiple,
-        "texts_per_shard": texts_per_shard,
-    }
+    options: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
     folder, texts = Path(out_dir), range(store.num_texts)
     if part is None:
         parts.join(folder)
@@ -135,25 +124,20 @@ def encode_to_dir(
     if not texts:
         return
     with outputs.in_turn(folder):
-        writer = EmbeddingWriter(folder, source, batching)
+        writer = EmbeddingWriter(folder, source, {**options, "texts_per_shard": texts_per_shard})
         if writer.is_complete():
             return
-        if progress and writer.num_done:
-            progress(writer.num_done)
+        progress(writer.num_done)
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
-            is_new, options = there < 0, _encode_options(batching)
-            if is_new.any():
-                encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
-            elif known:
-                encoded = known[0].embeddings[:0]
-            block = np.empty((len(rows), encoded.shape[1]), np.float32)
-            block[is_new] = encoded
-            if known:
-                block[~is_new] = known[0].embeddings[there[~is_new]]
-                if progress:
-                    progress(int(np.count_nonzero(~is_new)))
+            if not known or (there < 0).all():
+                block = encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **options)
+            else:
+                block = known[0].embeddings[there]
+                if (is_new := there < 0).any():
+                    block[is_new] = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
+                progress(int(np.count_nonzero(~is_new)))
             writer.append(block)
         writer.finish(store.ids[texts.start : texts.stop])
 
@@ -184,7 +168,7 @@ def cached_docs(
     max_length: int | None = None,
     part: Part | None = None,
     texts_per_shard: int = TEXTS_PER_SHARD,
-    progress: Progress | None = None,
+    progress: Progress = lambda texts: None,
 ) -> Path:
     """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
 
@@ -196,12 +180,13 @@ def cached_docs(
     folder = embeddings_dir(run.run_dir)
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
     if not EMBEDDINGS.is_in(out_dir):
-        hashes, before = reuse.text_hashes(store, max_length), reuse.find(folder, model=model, max_length=max_length)
+        hashes = embedding_files.text_hashes(store, max_length)
+        before = embedding_files.find_known(folder, model=model, max_length=max_length)
         known = (before, hashes) if before else None
         options = {"max_length": max_length, "texts_per_shard": texts_per_shard, "progress": progress}
         docs_to_dir(run, store, out_dir, known=known, part=part, **options)
         if part is None:
-            reuse.keep(out_dir, hashes)
+            embedding_files.keep_hashes(out_dir, hashes)
     return out_dir
 
 
@@ -251,9 +236,8 @@ def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
 
 def tower_hash(run: Run, tower: str) -> str:
     """The model hash of one tower: equal exactly when it gives equal embeddings."""
-    return model_hash(
-        f"{tower} {run.model.as_function()!r}", {name: run.params[name] for name in (tower, "shared") if name in run.params}
-    )
+    params = {name: run.params[name] for name in (tower, "shared") if name in run.params}
+    return model_hash(f"{tower} {run.model.as_function()!r}", params)
 
 
 def name_with_hashes(name: str, run: Run) -> str:
@@ -282,10 +266,6 @@ def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, len
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; give at least 1.")
     return tokens_per_batch
-
-
-def _encode_options(batching: dict[str, Any]) -> dict[str, Any]:
-    return {name: batching[name] for name in ("tokens_per_batch", "length_multiple")}
 
 
 def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:

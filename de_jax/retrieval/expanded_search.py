@@ -79,24 +79,18 @@ def typical_to_dir(
     *,
     normalize: bool,
     texts_per_shard: int = 32768,
-    progress: encode.Progress | None = None,
+    progress: encode.Progress = lambda views: None,
     **options: Any,
 ) -> None:
-    """Writes the typical representations of a corpus by a `Run`.
-
-    After a kill, the same call continues, and the output is byte-equal to that of an unbroken call.
+    """Writes the typical representations of a corpus; after a kill, the same call continues and ends byte-equal.
 
     Args:
-        run: its document tower encodes.
-        docs: the corpus.
-        views: of its documents, in their order. Their embeddings are averaged shard by shard and never written.
-        out_dir: absent, empty, begun or completed by the same call.
+        run, docs: its document tower encodes the corpus.
+        views: of the documents, in their order. Their embeddings are averaged shard by shard and never written.
+        out_dir: absent, empty, begun or completed by the same call; something else raises InputError.
         normalize: see `typical`.
         texts_per_shard: the most views between two points where a killed run can continue.
         progress, options: `encode.docs`'s.
-
-    Raises:
-        InputError: `out_dir` belongs to something else.
     """
     options = {"max_length": run.doc.max_length, **options}
     source = {
@@ -113,8 +107,7 @@ def typical_to_dir(
             return
         firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
         docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
-        if progress:
-            progress(int(firsts[writer.num_done]))
+        progress(int(firsts[writer.num_done]))
         for start in range(writer.num_done, docs.num_texts, docs_per_shard):
             rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
             embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
@@ -123,12 +116,9 @@ def typical_to_dir(
 
 
 def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool) -> Float[np.ndarray, "n D"]:
-    """The mean of each document's views, the typical representation.
+    """The mean of each document's views [m, D], which may be memory-mapped: the typical representation.
 
-    Args:
-        embeddings: [m, D], may be memory-mapped.
-        doc_rows: the document of each view; every document from 0 on has one.
-        normalize: whether means are scaled to length 1: the mean of vectors of length 1 is shorter.
+    `doc_rows` is the document of each view, every one from 0 on; `normalize` scales the means, which are shorter, to length 1.
     """
     sums = np.zeros((int(doc_rows[-1]) + 1, embeddings.shape[1]))
     for start in range(0, len(doc_rows), _ROWS):

@@ -1,16 +1,17 @@
-"""Trains and fills a FAISS index: on the CPU or a GPU, in memory or with its inverted lists in a file larger than memory."""
+"""FAISS itself, and how its indexes are trained and filled: on the CPU or a GPU, in memory or with inverted lists in a file."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.retrieval.faiss_library import faiss, on_gpus, sentence
 from de_jax.retrieval.index import check_finite
 from de_jax.types import InputError
 
@@ -20,7 +21,40 @@ PART_BYTES = 2**29
 """Of inverted lists that are filled in memory, or on a GPU, before they move to where the index is."""
 TRAIN_DOCS, TRAIN_DOCS_A_LIST = 65536, 64
 """The default training sample: this many documents, and at least so many for each inverted list."""
-_PARTS_DIR = "parts"
+
+Lists = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Inverted lists one after another: int64 firsts [lists + 1], mapped uint8 codes [n, code_size] and int64 rows [n]."""
+
+
+def faiss() -> Any:
+    """The package; `InputError` if it cannot be imported."""
+    try:
+        import faiss as library
+    except ImportError as error:
+        raise InputError(
+            f"FAISS cannot be imported ({error}); pip install 'de_jax[cpu]', or 'de_jax[gpu]' for NVIDIA GPUs, never both."
+        ) from None
+    return library
+
+
+@contextlib.contextmanager
+def sentence(what: str, fix: str) -> Iterator[None]:
+    """Turns FAISS's complaint, which names lines of its C++, into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        complaint = " ".join(re.split(r"\.\w+:\d+: ", str(error))[-1].split())
+        match = re.fullmatch(r"Error: '(.*?)' failed(?:: (.*))?", complaint)
+        reason = (match[2] or match[1]) if match else complaint
+        raise InputError(f"{what} ({reason.rstrip('.')}); {fix}.") from None
+
+
+def on_gpus(index: Any, *, all_gpus: bool = False, is_sharded: bool = True, float16: bool = False) -> Any:
+    """The copy of an index on the first GPU or on all; `InputError` if FAISS has no such index there, or it does not fit."""
+    cloner = faiss().GpuMultipleClonerOptions()
+    cloner.shard, cloner.useFloat16 = is_sharded, float16
+    with sentence("FAISS cannot put the index on a GPU", "choose Flat or an IVF index that fits there, or search on the CPU"):
+        return faiss().index_cpu_to_gpus_list(index, cloner, gpus=None if all_gpus else [0])
 
 
 class Filling:
@@ -32,8 +66,7 @@ class Filling:
         embeddings: one row a document; may be memory-mapped and larger than memory.
         ids: the documents' ids, parallel to the rows.
         is_on_gpu: an index with inverted lists is trained and filled on the first GPU, others on the CPU.
-        train_size, seed: of the training sample; see `FaissIndex.build`.
-        progress: called with the number of documents just added.
+        train_size, seed, progress: see `FaissIndex.build`.
     """
 
     def __init__(
@@ -49,10 +82,12 @@ class Filling:
         progress: Callable[[int], object] | None = None,
     ) -> None:
         self._factory, self._embeddings, self._ids, self._progress = factory, embeddings, ids, progress
-        self._is_on_gpu = is_on_gpu and faiss().try_extract_index_ivf(index) is not None
+        inverted = faiss().try_extract_index_ivf(index)
+        self._is_on_gpu = is_on_gpu and inverted is not None
         self._filler = on_gpus(index) if self._is_on_gpu else index  # refuses what no GPU holds, before the work
         if not index.is_trained:
-            rows = self._training_rows(index, train_size, seed)
+            wanted = train_size or max(TRAIN_DOCS, TRAIN_DOCS_A_LIST * (inverted.nlist if inverted is not None else 0))
+            rows = np.sort(np.random.default_rng(seed).choice(len(ids), min(wanted, len(ids)), replace=False))
             with sentence(f"{factory!r} cannot be trained on {len(rows)} documents", "raise train_size or choose another index"):
                 self._filler.train(self._read(rows))
         self._index = faiss().index_gpu_to_cpu(self._filler) if self._is_on_gpu else index
@@ -62,10 +97,8 @@ class Filling:
         if self._is_on_gpu:
             for part in self._parts():
                 faiss().merge_into(self._index, part, False)
-            return self._index
-        for rows in self._blocks(0, len(self._ids)):
-            with sentence(f"{self._factory!r} cannot be filled part by part", "choose another index"):
-                self._index.add(self._read(rows))
+        else:
+            self._add(0, len(self._ids), lambda docs, _: self._index.add(docs))
         return self._index
 
     def on_disk(self, lists_file: Path) -> Any:
@@ -78,14 +111,14 @@ class Filling:
         """
         inverted = faiss().extract_index_ivf(self._index)
         num_bytes = len(self._ids) * (inverted.code_size + np.dtype(np.int64).itemsize)
-        folder = lists_file.parent / _PARTS_DIR
+        folder = lists_file.parent / "parts"
         folder.mkdir()
         if 2 * num_bytes > (free := shutil.disk_usage(folder).free):
             raise InputError(
                 f"the lists of {self._factory!r} take {2 * num_bytes:,} bytes while they are joined, and the disk of "
                 f"{folder.parent} has {free:,}; make room or choose shorter codes."
             )
-        parts = [_Part.of(part, folder / str(number)) for number, part in enumerate(self._parts())]
+        parts = [_written_lists(part, folder / str(number)) for number, part in enumerate(self._parts())]
         inverted.replace_invlists(_joined(parts, inverted.code_size, lists_file), True)
         self._index.ntotal = inverted.ntotal = len(self._ids)
         shutil.rmtree(folder)
@@ -96,27 +129,18 @@ class Filling:
         inverted = faiss().extract_index_ivf(self._index)
         part_docs = max(ADD_DOCS, PART_BYTES // (inverted.code_size + np.dtype(np.int64).itemsize))
         for start in range(0, len(self._ids), part_docs):
-            for rows in self._blocks(start, min(start + part_docs, len(self._ids))):
-                with sentence(f"{self._factory!r} cannot be filled part by part", "choose another index"):
-                    self._filler.add_with_ids(self._read(rows), rows)
+            self._add(start, min(start + part_docs, len(self._ids)), self._filler.add_with_ids)
             yield faiss().index_gpu_to_cpu(self._filler) if self._is_on_gpu else self._filler
             self._filler.reset()
 
-    def _blocks(self, start: int, end: int) -> Iterator[Int[np.ndarray, " b"]]:
-        """The rows that are added at a time; each is reported once the next is asked for."""
+    def _add(self, start: int, end: int, add: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        """Gives `add` the embeddings and the numbers of some rows, `ADD_DOCS` at a time."""
         for first in range(start, end, ADD_DOCS):
             rows = np.arange(first, min(first + ADD_DOCS, end))
-            yield rows
+            with sentence(f"{self._factory!r} cannot be filled part by part", "choose another index"):
+                add(self._read(rows), rows)
             if self._progress:
                 self._progress(len(rows))
-
-    def _training_rows(self, index: Any, train_size: int | None, seed: int) -> Int[np.ndarray, " t"]:
-        """Rows drawn without replacement, in order, so that a file is read forwards."""
-        if train_size is None:
-            inverted = faiss().try_extract_index_ivf(index)
-            train_size = max(TRAIN_DOCS, TRAIN_DOCS_A_LIST * (inverted.nlist if inverted is not None else 0))
-        num_docs = len(self._ids)
-        return np.sort(np.random.default_rng(seed).choice(num_docs, min(train_size, num_docs), replace=False))
 
     def _read(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         part = np.ascontiguousarray(self._embeddings[rows], np.float32)
@@ -153,42 +177,34 @@ def read_on_disk(index_file: Path, lists_file: Path) -> Any:
     return index
 
 
-class _Part(NamedTuple):
-    """The inverted lists of some documents in files, one list after another; list i is [firsts[i], firsts[i + 1])."""
-
-    firsts: np.ndarray  # int64 [lists + 1]
-    codes: np.ndarray  # uint8 [n, code_size], mapped
-    rows: np.ndarray  # int64 [n], mapped
-
-    @classmethod
-    def of(cls, index: Any, folder: Path) -> _Part:
-        """Writes the lists of a filled index to a new folder."""
-        lists = faiss().extract_index_ivf(index).invlists
-        sizes = np.array([lists.list_size(number) for number in range(lists.nlist)], np.int64)
-        folder.mkdir()
-        with open(folder / "codes", "wb") as codes, open(folder / "rows", "wb") as rows:
-            for number in np.flatnonzero(sizes).tolist():
-                size = int(sizes[number])
-                codes.write(faiss().rev_swig_ptr(lists.get_codes(number), size * lists.code_size))
-                rows.write(faiss().rev_swig_ptr(lists.get_ids(number), size))
-        mapped = np.memmap(folder / "codes", np.uint8, "r").reshape(-1, lists.code_size)
-        return cls(np.append(0, np.cumsum(sizes)), mapped, np.memmap(folder / "rows", np.int64, "r"))
+def _written_lists(index: Any, folder: Path) -> Lists:
+    """The lists of a filled index, in a new folder."""
+    lists = faiss().extract_index_ivf(index).invlists
+    sizes = np.array([lists.list_size(number) for number in range(lists.nlist)], np.int64)
+    folder.mkdir()
+    with open(folder / "codes", "wb") as codes, open(folder / "rows", "wb") as rows:
+        for number in np.flatnonzero(sizes).tolist():
+            size = int(sizes[number])
+            codes.write(faiss().rev_swig_ptr(lists.get_codes(number), size * lists.code_size))
+            rows.write(faiss().rev_swig_ptr(lists.get_ids(number), size))
+    mapped = np.memmap(folder / "codes", np.uint8, "r").reshape(-1, lists.code_size)
+    return np.append(0, np.cumsum(sizes)), mapped, np.memmap(folder / "rows", np.int64, "r")
 
 
-def _joined(parts: Sequence[_Part], code_size: int, lists_file: Path) -> Any:
+def _joined(parts: Sequence[Lists], code_size: int, lists_file: Path) -> Any:
     """The inverted lists of all parts, one list after another in a file as FAISS maps it: a list's codes, then its rows.
 
     FAISS's own `merge_from_multiple` prints to stdout, and ends the process where the disk is full.
     """
-    firsts = np.stack([part.firsts for part in parts])
+    firsts = np.stack([part[0] for part in parts])
     sizes = np.diff(firsts.sum(axis=0)).astype(np.uint64)
     joined = faiss().OnDiskInvertedLists(len(sizes), code_size, lists_file.name)
     joined.set_all_lists_sizes(faiss().swig_ptr(sizes))  # without room between the lists
     with open(lists_file, "wb") as file:
         for number in range(len(sizes)):
-            for name in ("codes", "rows"):
-                for part, first, last in zip(parts, firsts[:, number].tolist(), firsts[:, number + 1].tolist(), strict=True):
-                    file.write(getattr(part, name)[first:last])
+            for array in (1, 2):
+                for part in parts:
+                    file.write(part[array][part[0][number] : part[0][number + 1]].data)
         joined.totsize = file.tell()
     joined.this.disown()  # it will belong to an index
     return joined

@@ -12,13 +12,21 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.files import schema
-from de_jax.retrieval import index_files, milvus_index
-from de_jax.retrieval.faiss_filling import Filling, check_on_disk, read_on_disk, write_index
-from de_jax.retrieval.faiss_library import faiss, on_gpus, sentence
-from de_jax.retrieval.index import ExactIndex, Index, check_finite, ranking_of, ranks_by_id
+from de_jax.files import outputs, schema
+from de_jax.files.folders import Kind
+from de_jax.retrieval import milvus_index
+from de_jax.retrieval.faiss_filling import Filling, check_on_disk, faiss, on_gpus, read_on_disk, sentence, write_index
+from de_jax.retrieval.index import ExactIndex, Index, check_documents, check_search, ranking_of, ranks_by_id
 from de_jax.types import InputError, Ranking
 
+INDEX_FILE, IDS_FILE, LISTS_FILE = "index.faiss", "ids.json", "lists.bin"
+"""As FAISS writes it, its i-th vector row i of the corpus; the documents' ids; the inverted lists of an index on disk."""
+SAVED_INDEX = Kind(
+    "faiss index",
+    {"factory": schema.some_text, "num_docs": schema.integer(1), "dim": schema.integer(1, schema.MAX_SIZE)},
+    make="build one and save it there",
+    mend="build the index again",
+)
 RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
@@ -26,8 +34,6 @@ GPU_DEPTH = 2048
 Device = Literal["cpu", "gpu", "all_gpus"]
 GPUMode = Literal["shard", "replicate"]
 DEVICES, GPU_MODES = get_args(Device), get_args(GPUMode)
-
-
 IndexBuilder = Callable[..., Index]
 """(embeddings [n, D], ids, folder to keep it in or None) -> index."""
 
@@ -47,6 +53,21 @@ class SearchOptions(NamedTuple):
     gpu_mode: str = "shard"
     float16: bool = False
     on_disk: bool = False
+
+    def check_device(self) -> None:
+        """Raises InputError for a device that there is not."""
+        if self.device not in DEVICES or self.gpu_mode not in GPU_MODES:
+            raise InputError(
+                f"device is {self.device!r} and gpu_mode {self.gpu_mode!r}; choose from {', '.join(DEVICES)} and from "
+                f"{', '.join(GPU_MODES)}."
+            )
+        if self.float16 and self.device == "cpu":
+            raise InputError("float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
+        if self.device != "cpu" and not faiss().get_num_gpus():
+            raise InputError(
+                "FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install 'de_jax[gpu]', else search on "
+                "the CPU."
+            )
 
 
 ON_CPU = SearchOptions()
@@ -116,69 +137,45 @@ class FaissIndex:
         *,
         factory: str,
         options: SearchOptions = ON_CPU,
-        train_size: int | None = None,
-        seed: int = 0,
-        progress: Callable[[int], object] | None = None,
+        **training: Any,
     ) -> FaissIndex:
         """Writes an IVF index larger than memory to a folder, part by part, and opens it; rankings are those of `build`.
 
         Args:
             folder: absent, empty or an older saved index; appears complete, by a rename.
-            embeddings, ids, factory, options, train_size, seed, progress: of `build`.
+            embeddings, ids, factory, options, training: of `build`.
 
         Raises:
             InputError: an index whose lists cannot be in a file, a disk with too little space; as of `build` and `save`.
         """
-        filling = _filling(
-            embeddings, ids, factory, options._replace(on_disk=True), train_size=train_size, seed=seed, progress=progress
-        )
+        filling = _filling(embeddings, ids, factory, options._replace(on_disk=True), **training)
 
         def write(path: Path) -> None:
-            write_index(filling.on_disk(path.with_name(index_files.LISTS_FILE)), path)
+            write_index(filling.on_disk(path.with_name(LISTS_FILE)), path)
 
-        index_files.write(Path(folder), write, ids, _about(factory, len(ids), embeddings.shape[1]))
+        _save(folder, write, ids, factory, embeddings.shape[1])
         return cls.load(folder, options=options)
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The best k documents that the index finds for each query.
-
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, at least 1.
-
-        Raises:
-            InputError: another number of dimensions than the documents', a value that is not finite, or `k` below 1 or above
-                the limit of a GPU.
-        """
-        if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
-        if queries.shape[1] != self._index.d:
-            raise InputError(
-                f"queries have {queries.shape[1]} dimensions and documents {self._index.d}; "
-                "encode both with the same model and checkpoint."
-            )
+        """The best k documents that the index finds for each query; InputError as of `ExactIndex`, or `k` above a GPU's limit."""
+        check_search(queries, k, self._index.d)
         if self._max_depth < min(k, len(self._ids)):
             raise InputError(f"k is {k}; a GPU gives at most {self._max_depth} documents, so ask for fewer or search on the CPU.")
-        check_finite(queries)
         queries = np.ascontiguousarray(queries, np.float32)
         return ranking_of(self._search, queries, k, self._id_ranks, max_depth=self._max_depth, result_entries=RESULT_ENTRIES)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index to a folder that is absent, empty or an older saved index; it appears complete, by a rename.
+        """Writes the index to a folder that is absent, empty or a saved index (else InputError); it appears complete."""
 
-        Raises:
-            InputError: the folder holds something else.
-        """
-        index_files.write(Path(folder), self._write, self._ids, _about(self._factory, len(self._ids), self._index.d))
+        def write(path: Path) -> None:
+            write_index(self._index, path)
+            if self._lists_file:
+                shutil.copyfile(self._lists_file, path.with_name(LISTS_FILE))
+
+        _save(folder, write, self._ids, self._factory, self._index.d)
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        *,
-        mmap: bool = False,
-        options: SearchOptions = ON_CPU,
-    ) -> FaissIndex:
+    def load(cls, folder: str | Path, *, mmap: bool = False, options: SearchOptions = ON_CPU) -> FaissIndex:
         """The index that `save` or `build_on_disk` wrote.
 
         Args:
@@ -191,11 +188,11 @@ class FaissIndex:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.
         """
         folder, library = Path(folder), faiss()
-        _check_device(options)
-        lists_file = next(iter(folder.glob(index_files.LISTS_FILE)), None)
-        manifest = index_files.SAVED_INDEX.open(folder, is_thorough=not mmap and lists_file is None)
-        ids = schema.read(folder / index_files.IDS_FILE, schema.texts, max_bytes=None)
-        index_file, flags = folder / index_files.INDEX_FILE, library.IO_FLAG_MMAP_IFC if mmap else 0
+        options.check_device()
+        lists_file = next(iter(folder.glob(LISTS_FILE)), None)
+        manifest = SAVED_INDEX.open(folder, is_thorough=not mmap and lists_file is None)
+        ids = schema.read(folder / IDS_FILE, schema.texts, max_bytes=None)
+        index_file, flags = folder / INDEX_FILE, library.IO_FLAG_MMAP_IFC if mmap else 0
         with sentence(f"{index_file} cannot be read", "build the index again"):
             index = read_on_disk(index_file, lists_file) if lists_file else library.read_index(str(index_file), flags)
         found, expected = (len(ids), index.ntotal, index.d), (manifest["num_docs"], manifest["num_docs"], manifest["dim"])
@@ -203,11 +200,6 @@ class FaissIndex:
             raise InputError(f"{folder} holds (ids, vectors, dimensions) {found}, not {expected} as its manifest; build it again.")
         _set_parameters(index, manifest["factory"], options)
         return cls(index, ids, manifest["factory"], options, lists_file)
-
-    def _write(self, path: Path) -> None:
-        write_index(self._index, path)
-        if self._lists_file:
-            shutil.copyfile(self._lists_file, path.with_name(index_files.LISTS_FILE))
 
     def _search(self, queries: Float[np.ndarray, "q D"], depth: int) -> tuple[np.ndarray, np.ndarray]:
         with sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
@@ -252,18 +244,14 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
             )
         return lambda embeddings, ids, folder=None: ExactIndex(embeddings, ids)
     faiss()
-    _check_device(options)
+    options.check_device()
     try:
         trial = _new_index(choice, dim=768)
     except InputError as error:
         if "could not parse" in str(error):  # any other refusal may be due to the dimensions, not known yet
             raise
     else:
-        _set_parameters(trial, choice, options)
-        if options.on_disk:
-            check_on_disk(trial, choice)
-        else:
-            _check_on_device(trial, options)
+        _check_empty(trial, choice, options)
     return functools.partial(_kept, choice, options)
 
 
@@ -289,24 +277,31 @@ def _kept(
 
 def _filling(embeddings: Float[Any, "n D"], ids: Sequence[str], factory: str, options: SearchOptions, **more: Any) -> Filling:
     """A trained index about to be filled, once everything was checked."""
-    if not len(embeddings):
-        raise InputError("the corpus has no documents to search; give embeddings of at least one.")
-    if len(ids) != len(embeddings):
-        raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+    check_documents(embeddings, ids)
     if (train_size := more.get("train_size")) is not None and train_size < 1:
         raise InputError(f"train_size is {train_size}; give at least 1.")
     index = _new_index(factory, embeddings.shape[1])
-    _set_parameters(index, factory, options)
-    if options.on_disk:
-        check_on_disk(index, factory)
-        _check_device(options)
-    else:
-        _check_on_device(index, options)
+    _check_empty(index, factory, options)
     return Filling(index, factory, embeddings, ids, is_on_gpu=options.device != "cpu", **more)
 
 
-def _about(factory: str, num_docs: int, dim: int) -> dict[str, Any]:
-    return {"factory": factory, "num_docs": num_docs, "dim": dim, "faiss": faiss().__version__}
+def _check_empty(index: Any, factory: str, options: SearchOptions) -> None:
+    """Refuses, before the work, an index that is not searched with these options."""
+    _set_parameters(index, factory, options)
+    options.check_device()
+    if options.on_disk:
+        check_on_disk(index, factory)
+    else:
+        _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))
+
+
+def _save(folder: str | Path, write: Callable[[Path], None], ids: Sequence[str], factory: str, dim: int) -> None:
+    """Writes a saved index; `write` gets the path of the index file, and may write `LISTS_FILE` beside it."""
+    with SAVED_INDEX.writing(folder) as temporary:
+        write(temporary / INDEX_FILE)
+        outputs.write_json(temporary / IDS_FILE, list(ids))
+        about = {"factory": factory, "num_docs": len(ids), "dim": dim, "faiss": faiss().__version__}
+        SAVED_INDEX.write_manifest(temporary, about)
 
 
 def _new_index(factory: str, dim: int) -> Any:
@@ -324,29 +319,8 @@ def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
             faiss().ParameterSpace().set_index_parameter(index, name, value)
 
 
-def _check_device(options: SearchOptions) -> None:
-    if options.device not in DEVICES or options.gpu_mode not in GPU_MODES:
-        raise InputError(
-            f"device is {options.device!r} and gpu_mode {options.gpu_mode!r}; choose from {', '.join(DEVICES)} and from "
-            f"{', '.join(GPU_MODES)}."
-        )
-    if options.float16 and options.device == "cpu":
-        raise InputError("float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
-    if options.device != "cpu" and not faiss().get_num_gpus():
-        raise InputError(
-            "FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install 'de_jax[gpu]', else search on "
-            "the CPU."
-        )
-
-
-def _check_on_device(index: Any, options: SearchOptions) -> None:
-    """Refuses an empty index that no GPU has, before the work."""
-    _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))
-
-
 def _on_device(index: Any, options: SearchOptions) -> Any:
     """The index itself, or its copy on one or several GPUs."""
-    _check_device(options)
     if options.device == "cpu":
         return index
     is_sharded = options.gpu_mode == "shard"

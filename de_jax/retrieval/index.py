@@ -74,10 +74,7 @@ class ExactIndex:
         Raises:
             InputError: no documents, ids that do not match, or a value that is not finite.
         """
-        if not len(embeddings):
-            raise InputError("the corpus has no documents to search; give embeddings of at least one.")
-        if len(ids) != len(embeddings):
-            raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+        check_documents(embeddings, ids)
         check_finite(embeddings, ids)
         self._embeddings = np.asarray(embeddings) if isinstance(embeddings, jax.Array) else embeddings
         self._dtype = embeddings.dtype if embeddings.dtype in (np.int8, np.uint8) else np.dtype(np.float32)
@@ -97,41 +94,22 @@ class ExactIndex:
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; a corpus of fewer than k fills up with row -1 and score -inf.
 
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, at least 1.
-
         Raises:
             InputError: another number of dimensions than the documents', a value that is not finite, `k` below 1.
         """
-        num_docs, dim = len(self._order), self._dim
-        if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
-        if queries.shape[1] != dim:
-            raise InputError(
-                f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
-            )
-        check_finite(queries)
-        depth = min(k, num_docs)
-        doc_rows = np.full((len(queries), k), -1, np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        blocks = self._blocks(queries)
-        best = self._scanned(
-            functools.partial(_with_tile, mesh=self._mesh), blocks, [self._nothing(own, depth) for own, _ in blocks]
-        )
+        check_search(queries, k, self._dim)
+        depth, ranking, blocks = min(k, len(self._order)), empty_ranking(len(queries), k), self._blocks(queries)
+        step = functools.partial(_with_tile, mesh=self._mesh)
+        best = self._scanned(step, blocks, [self._nothing(own, depth) for own, _ in blocks])
         for (own, _), found in zip(blocks, best, strict=True):
-            found_scores, places = (np.asarray(part)[: own.stop - own.start] for part in _in_order(*found))
-            doc_rows[own, :depth], scores[own, :depth] = self._order[places], found_scores
-        return Ranking(doc_rows, scores)
+            scores, places = (np.asarray(part)[: own.stop - own.start] for part in _in_order(*found))
+            ranking.doc_rows[own, :depth], ranking.scores[own, :depth] = self._order[places], scores
+        return ranking
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
-        """The rank, from 1, of each query's first relevant document among all documents; 0 for a query without a relevant document.
+        """The rank, from 1, of each query's first relevant document (`relevant`: rows) among all; 0 for a query without one.
 
         Counts the documents with higher scores instead of ranking all, so that memory does not grow with the depth.
-
-        Args:
-            queries: [q, D] float32, finite.
-            relevant: rows of the relevant documents of each query.
         """
         check_finite(queries)
         blocks = self._blocks(queries)
@@ -279,14 +257,12 @@ def ranking_of(
 
     Args:
         found: asks the engine.
-        queries: no rows give an empty ranking.
-        k: depth of the ranking.
         id_ranks: see `ranks_by_id`.
         max_depth: the engine's limit; a deeper tie is cut as the engine cuts it.
         result_entries: results fetched at a time; bounds the memory.
     """
     most, depth = min(max_depth, len(id_ranks)), min(k, len(id_ranks))
-    ranking = Ranking(np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32))
+    ranking = empty_ranking(len(queries), k)
 
     def rank(among: np.ndarray, deeper: int) -> None:
         size = max(1, result_entries // deeper)
@@ -305,6 +281,11 @@ def ranking_of(
     return ranking
 
 
+def empty_ranking(num_queries: int, k: int) -> Ranking:
+    """A ranking to be filled: row -1 with score -inf in every place."""
+    return Ranking(np.full((num_queries, k), -1, np.int32), np.full((num_queries, k), -np.inf, np.float32))
+
+
 def order_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
     """The rows by id downwards, in which order documents of equal scores stand."""
     return np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
@@ -321,6 +302,30 @@ def array_of(kind: str, values: Any) -> np.ndarray:
         return np.asarray(values)
     except ValueError:
         raise InputError(f"{kind} are no array, as their rows have unequal lengths; give float32 [n, D].") from None
+
+
+def check_documents(embeddings: Any, ids: Sequence[str]) -> None:
+    """Refuses a corpus without documents, or with ids that do not match."""
+    if not len(embeddings):
+        raise InputError("the corpus has no documents to search; give embeddings of at least one.")
+    if len(ids) != len(embeddings):
+        raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+
+
+def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
+    """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
+    check_depth(k)
+    if queries.shape[1] != dim:
+        raise InputError(
+            f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
+        )
+    check_finite(queries)
+
+
+def check_depth(k: int) -> None:
+    """Refuses a depth below 1."""
+    if k < 1:
+        raise InputError(f"k is {k}; ask for at least 1 document.")
 
 
 def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.tokenizing import PromptedTokenizer
-from de_jax.retrieval.index import Index
+from de_jax.retrieval.index import Index, check_depth, empty_ranking
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -20,8 +20,7 @@ def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: i
     """The passages that a run's documents are cut into; None where each is one text, which is the run's `max_passages = 1`.
 
     Args:
-        run: ranks them.
-        docs: with its vocabulary.
+        run, docs: documents with its vocabulary.
         length, stride: cut whole documents so instead; see `PassageStore`.
 
     Raises:
@@ -65,14 +64,9 @@ class MaxPIndex:
         self._num_docs, self._most_passages = len(num_passages), int(num_passages.max())
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The k best documents of each query; fewer fill up with row -1 and score -inf.
-
-        Raises:
-            InputError: `k` is below 1, and the errors of the index of passages.
-        """
-        if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
-        found = Ranking(np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32))
+        """The k best documents of each query; fewer fill up with row -1 and score -inf."""
+        check_depth(k)
+        found = empty_ranking(len(queries), k)
         num_wanted = min(k, self._num_docs)
         enough = min((num_wanted - 1) * self._most_passages + 1, len(self._doc_rows))
         depth, open_queries = min(2 * num_wanted, enough), np.arange(len(queries))
@@ -80,7 +74,7 @@ class MaxPIndex:
             passages = self._index.search(queries[open_queries], depth)
             still_open = []
             for query, rows, scores in zip(open_queries, passages.doc_rows, passages.scores, strict=True):
-                best = self._firsts(rows)[:num_wanted]
+                best = np.sort(np.unique(self._doc_rows[rows[rows >= 0]], return_index=True)[1])[:num_wanted]  # first passages
                 found.doc_rows[query, : len(best)] = self._doc_rows[rows[best]]
                 found.scores[query, : len(best)] = scores[best]
                 if len(best) < num_wanted:
@@ -88,8 +82,3 @@ class MaxPIndex:
             if not still_open or depth == enough:  # at `enough` only an approximate index can miss some
                 return found
             depth, open_queries = min(2 * depth, enough), np.array(still_open)
-
-    def _firsts(self, rows: Int[np.ndarray, " d"]) -> Int[np.ndarray, " e"]:
-        """Places in a ranking of passages where a document stands for the first time."""
-        _, firsts = np.unique(self._doc_rows[rows[rows >= 0]], return_index=True)
-        return np.sort(firsts)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from de_jax.files import folders
 from de_jax.retrieval.embedding_files import EMBEDDINGS
-from de_jax.retrieval.index import check_finite, ranking_of, ranks_by_id
+from de_jax.retrieval.index import check_finite, check_search, ranking_of, ranks_by_id
 from de_jax.types import InputError, Ranking
 
 PREFIX = "milvus:"
@@ -39,21 +39,10 @@ TIMEOUT = 30.0  # seconds, of a connection
 
 
 def name_of(folder: str | Path, *, float16: bool = False) -> str:
-    """The name of the collection of the embeddings in a folder: another model, corpus or length has another one.
-
-    Raises:
-        InputError: the folder is incomplete or damaged.
-    """
+    """The name of the collection of the embeddings in a folder: another model, corpus or length has another one."""
     manifest = EMBEDDINGS.read_manifest(folder)
     source = [str(manifest.get(name)) for name in ("model", "store", "tokenizer", "max_length", "num_texts", "dim")]
     return f"corpus_{folders.key_of(*source)}{'_float16' if float16 else ''}"
-
-
-class Uploaded:
-    """The outcome of `upload`: the collection, its rows, the rows of an earlier call, and texts cut to Milvus's limit."""
-
-    def __init__(self, collection: str, num_rows: int, num_before: int) -> None:
-        self.collection, self.num_rows, self.num_before, self.num_cut_texts = collection, num_rows, num_before, 0
 
 
 def upload(
@@ -66,8 +55,8 @@ def upload(
     float16: bool = False,
     index_type: str = "FLAT",
     index_params: Mapping[str, int] | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Uploaded:
+    progress: Callable[[int], object] = lambda rows: None,
+) -> dict[str, Any]:
     """Fills the collection of a corpus; a call after a stop continues. pymilvus repeats failed requests.
 
     Args:
@@ -81,6 +70,9 @@ def upload(
         index_params: of the index, such as {"M": 16, "efConstruction": 200}.
         progress: called with the number of rows that are done.
 
+    Returns:
+        "collection", "num_rows", "num_before" of an earlier call, and "num_cut_texts".
+
     Raises:
         InputError: pymilvus is missing, the server cannot be reached or refuses, or a value is not finite.
     """
@@ -93,27 +85,20 @@ def upload(
         client.load_collection(name)
         # Rows go in order, so that those that are there are the first; a part that was cut off is sent again.
         done = _num_rows(client, name) // ROWS_AT_ONCE * ROWS_AT_ONCE
-        uploaded = Uploaded(name, len(ids), done)
-        if progress:
-            progress(done)
+        progress(done)
+        num_cut = 0
         for start in range(done, len(ids), ROWS_AT_ONCE):
             rows = range(start, min(start + ROWS_AT_ONCE, len(ids)))
             vectors = np.asarray(embeddings[rows.start : rows.stop], np.float16 if float16 else np.float32)
-            own = [_cut(texts[ids[row]]) for row in rows]
-            uploaded.num_cut_texts += sum(text != texts[ids[row]] for row, text in zip(rows, own, strict=True))
-            client.upsert(
-                name,
-                [
-                    {"row": row, "id": ids[row], "text": text, "embedding": vector}
-                    for row, text, vector in zip(rows, own, vectors, strict=True)
-                ],
-            )
-            if progress:
-                progress(len(rows))
+            own = [texts[ids[row]].encode()[:MAX_TEXT_BYTES].decode(errors="ignore") for row in rows]
+            num_cut += sum(text != texts[ids[row]] for row, text in zip(rows, own, strict=True))
+            columns = zip(rows, own, vectors, strict=True)
+            client.upsert(name, [{"row": row, "id": ids[row], "text": text, "embedding": vector} for row, text, vector in columns])
+            progress(len(rows))
         client.flush(name)
         if (found := _num_rows(client, name)) != len(ids):
             raise InputError(f"{uri} holds {found} of {len(ids)} rows of {name}; run the command again.")
-    return uploaded
+    return {"collection": name, "num_rows": len(ids), "num_before": done, "num_cut_texts": num_cut}
 
 
 class MilvusIndex:
@@ -123,10 +108,8 @@ class MilvusIndex:
     k documents fills up with row -1 and score -inf. With the index type "FLAT" scores agree to float32 rounding.
 
     Args:
-        uri: see `upload`.
-        folder: of the embeddings.
+        uri, folder, ids: see `upload`.
         dim: of the queries.
-        ids: the documents' ids, parallel to the rows.
         params: of a search, such as {"nprobe": 16} or {"ef": 128}.
 
     Raises:
@@ -152,33 +135,14 @@ class MilvusIndex:
                 )
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
-        """The best k documents that Milvus finds for each query.
-
-        Args:
-            queries: [q, D] float32, finite; no rows give an empty ranking.
-            k: depth, 1 to 16,384.
-
-        Raises:
-            InputError: another number of dimensions, a value that is not finite, `k` below 1 or above 16,384, or the server fails.
-        """
+        """The best k documents, 1 to 16,384, for each query; InputError as of `ExactIndex`, or the server fails."""
         if not 1 <= k <= MAX_DEPTH:
             raise InputError(f"k is {k}; Milvus gives 1 to {MAX_DEPTH} documents.")
-        if queries.shape[1] != self._dim:
-            raise InputError(
-                f"queries have {queries.shape[1]} dimensions and documents {self._dim}; "
-                "encode both with the same model and checkpoint."
-            )
-        check_finite(queries)
+        check_search(queries, k, self._dim)
         queries = np.ascontiguousarray(queries, np.float32)
         with _client(self._uri) as client:
-            return ranking_of(
-                functools.partial(self._search, client),
-                queries,
-                k,
-                self._id_ranks,
-                max_depth=MAX_DEPTH,
-                result_entries=RESULT_ENTRIES,
-            )
+            found, limits = functools.partial(self._search, client), {"max_depth": MAX_DEPTH, "result_entries": RESULT_ENTRIES}
+            return ranking_of(found, queries, k, self._id_ranks, **limits)
 
     def _search(self, client: Any, queries: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
         scores = np.full((len(queries), depth), -np.inf, np.float32)
@@ -192,11 +156,7 @@ class MilvusIndex:
 
 
 def require() -> Any:
-    """pymilvus.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """pymilvus; InputError if it is not installed."""
     try:
         import pymilvus
     except ImportError:
@@ -253,7 +213,3 @@ def _schema(client: Any, dim: int, ids: Sequence[str], float16: bool) -> Any:
 
 def _num_rows(client: Any, name: str) -> int:
     return int(client.query(name, filter="", output_fields=["count(*)"])[0]["count(*)"])
-
-
-def _cut(text: str) -> str:
-    return text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")

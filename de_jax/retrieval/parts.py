@@ -38,11 +38,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Part:
-        """The part that a text such as "0/4" names.
-
-        Raises:
-            InputError: another form, or a part that is not one of so many.
-        """
+        """The part that a text such as "0/4" names. Raises InputError: another form, or a part that is not one of so many."""
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
         if not found or int(found[1]) >= int(found[2]):
             raise InputError(f"the shard is {text!r}; give its number from 0 and how many there are: 0/4, 1/4, 2/4 or 3/4.")
@@ -70,10 +66,9 @@ def folder_of(whole: Path) -> Path:
 
 
 def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
-    """The folders of all parts, in order; none where no part was begun.
+    """The folders of all parts of a whole, in order; none where no part was begun.
 
     Args:
-        whole: the folder that the parts are of.
         kind: of the folders, whose manifests give `of`, the number of all texts.
         block: the manifest's entry with the size of a block; see `Part.rows`.
 

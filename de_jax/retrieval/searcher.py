@@ -28,14 +28,7 @@ LENGTH_MULTIPLE = 32
 
 
 class Searcher:
-    """A run, an index of a corpus by it, and the corpus.
-
-    Args:
-        run: embeds the queries.
-        ids: document ids, in the rows of the index.
-        index: of the documents' embeddings by the run.
-        texts: documents by id.
-    """
+    """A run that embeds queries, an index of the documents' embeddings by it, their ids in its rows, and their texts by id."""
 
     def __init__(self, run: Run, ids: Sequence[str], index: Index, texts: Mapping[str, str]) -> None:
         self._run, self._ids, self._index, self._texts = run, ids, index, texts
@@ -50,9 +43,8 @@ class Searcher:
 
     def embedding(self, query: str) -> Float[np.ndarray, "1 D"]:
         """A query's embedding, float32."""
-        tokens, lengths = padded_tokens(
-            self._run.query.tokenizer, [query], max_length=self._run.query.max_length, length_multiple=LENGTH_MULTIPLE
-        )
+        side = self._run.query
+        tokens, lengths = padded_tokens(side.tokenizer, [query], max_length=side.max_length, length_multiple=LENGTH_MULTIPLE)
         return np.asarray(self._encode(tokens, lengths))[:, 0]
 
     def ranked(self, embedding: Float[np.ndarray, "1 D"], k: int) -> dict[str, float]:
@@ -79,8 +71,7 @@ def open_searcher(
     """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder.
 
     Args:
-        run: embeds documents and queries.
-        corpus: the documents, see `beir.iter_docs`.
+        run, corpus: embeds the documents (see `beir.iter_docs`) and the queries.
         texts: the same documents by id.
         build_index: see `faiss_index.index_builder`; by default the exact index.
         embeddings_dir: embeddings of the corpus by this run, from encode_corpus.
@@ -99,14 +90,7 @@ def open_searcher(
 def embedded_corpus(
     run: Run, corpus: Path, *, embeddings_dir: str | Path | None = None, skip_empty: bool = False
 ) -> tuple[Path, list[str], Float[np.ndarray, "n D"]]:
-    """The folder, the ids and the embeddings of a corpus by a run, encoded first unless they are kept; rows are texts or passages.
-
-    Args:
-        run, corpus, embeddings_dir, skip_empty: see `open_searcher`.
-
-    Raises:
-        InputError: embeddings of another model, and the errors of reading the corpus.
-    """
+    """The folder, the row ids and the embeddings of a corpus, encoded first unless they are kept; see `open_searcher`."""
     if embeddings_dir:
         folder = Path(embeddings_dir)
     else:
@@ -115,15 +99,11 @@ def embedded_corpus(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    if embeddings_dir and not _is_by(run, manifest["model"]):
+    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))  # of `encode_corpus --dtype`
+    hashes = (encode.tower_hash(run._replace(model=model), "doc") for model in models)
+    if embeddings_dir and manifest["model"] not in hashes:
         raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run encode_corpus with it again.")
     return folder, row_ids, embeddings
-
-
-def _is_by(run: Run, tower_hash: str) -> bool:
-    """Whether a run's document tower has this hash, in its own precision or in one of `encode_corpus --dtype`."""
-    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))
-    return any(encode.tower_hash(run._replace(model=model), "doc") == tower_hash for model in models)
 
 
 def padded_tokens(

@@ -23,7 +23,6 @@ from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite
 from de_jax.retrieval.maxp import MaxPIndex
-from de_jax.retrieval.quantized_index import QuantizedIndex
 from de_jax.settings import Range, check_value
 from de_jax.types import Array, InputError, Ranking
 
@@ -80,23 +79,15 @@ class VectorIndex:
         if wrong := [one for one in self.ids if not isinstance(one, str)]:
             raise InputError(f"the document id {wrong[0]!r} is no text; give ids as str.")
         if len(set(self.ids)) < len(self.ids):
-            raise InputError(
-                f"the document id {Counter(self.ids).most_common(1)[0][0]!r} is there twice; give each document its own."
-            )
+            twice = Counter(self.ids).most_common(1)[0][0]
+            raise InputError(f"the document id {twice!r} is there twice; give each document its own.")
         row_ids = self.ids if arrays.doc_rows is None else [self.ids[row] for row in arrays.doc_rows.tolist()]
         index: Index
         if precision == "float32":
             index = ExactIndex(arrays.vectors, row_ids, devices=devices)
         else:
-            index = QuantizedIndex(
-                arrays.vectors,
-                row_ids,
-                precision=precision,
-                ranges=arrays.ranges,
-                embeddings=arrays.embeddings,
-                dim=dim,
-                devices=devices,
-            )
+            options: dict[str, Any] = {"ranges": arrays.ranges, "embeddings": arrays.embeddings, "dim": dim, "devices": devices}
+            index = quantization.QuantizedIndex(arrays.vectors, row_ids, precision=precision, **options)
         self._index = index if arrays.doc_rows is None else MaxPIndex(index, arrays.doc_rows)
 
     @classmethod
@@ -176,11 +167,7 @@ class VectorIndex:
         return self._index.search(queries, int(k))
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index to a folder that is absent, empty or an older one; it appears complete, by a rename.
-
-        Raises:
-            InputError: the folder holds something else.
-        """
+        """Writes the index to a folder that is absent, empty or an older one (else InputError); it appears complete."""
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
         about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
         with mirrors.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
@@ -191,11 +178,7 @@ class VectorIndex:
 
     @classmethod
     def load(cls, folder: str | Path, *, devices: Sequence[Any] | None = None) -> VectorIndex:
-        """The index that `save` wrote; its arrays stay on disk, and a search reads them.
-
-        Raises:
-            InputError: the folder is absent, half-written, damaged or of another version.
-        """
+        """The index that `save` wrote; its arrays stay on disk, and a search reads them. InputError: none there, or damaged."""
         folder = mirrors.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
         ids = schema.read(folder / IDS_FILE, schema.texts, mend=mend, max_bytes=None)
@@ -207,9 +190,10 @@ class VectorIndex:
             "ranges": ("<f4", (2, dim)),
             "doc_rows": ("<i4", (num_vectors,)),
         }
-        if "vectors" not in manifest["arrays"] or not set(manifest["arrays"]) <= set(described):
-            raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {manifest['arrays']}, not some of {[*described]}; {mend}.")
-        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in manifest["arrays"]}
+        names = manifest["arrays"]
+        if "vectors" not in names or not set(names) <= set(described):
+            raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {names}, not some of {[*described]}; {mend}.")
+        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in names}
         try:
             return cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
         except InputError as error:

@@ -7,7 +7,7 @@ from matplotlib.image import imread
 
 from de_jax.evaluation import geometry
 from de_jax.evaluation.embedding_analysis import Texts, analyse
-from de_jax.reports import embedding_plots, html_report
+from de_jax.reports import embedding_report
 from de_jax.types import InputError
 
 
@@ -92,7 +92,7 @@ def test_one_space_has_ratios_around_one():
 def test_the_same_seed_gives_the_same_numbers_and_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        embedding_plots.draw(analyse(make_texts(), seed=3), tmp_path / name, seed=3)
+        embedding_report.draw(analyse(make_texts(), seed=3), tmp_path / name, seed=3)
     assert analyse(make_texts(), seed=3).numbers == analyse(make_texts(), seed=3).numbers
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
@@ -117,11 +117,11 @@ class Sources(HTMLParser):
 
 def test_the_report_holds_its_pictures_and_asks_no_network(tmp_path):
     found = analyse(make_texts())
-    pictures = embedding_plots.draw(found, tmp_path)
+    pictures = embedding_report.draw(found, tmp_path)
     assert {picture.file for picture in pictures} == {file.name for file in tmp_path.iterdir()}
     for picture in pictures:
         assert imread(tmp_path / picture.file)[..., :3].std() > 0.01
-    html_report.write_embeddings(tmp_path / "report.html", "a <run>", {"run": "runs/a&b"}, found.numbers, pictures)
+    embedding_report.write(found, tmp_path, "a <run>", {"run": "runs/a&b"})
     page = (tmp_path / "report.html").read_text()
     sources = Sources()
     sources.feed(page)
@@ -135,5 +135,5 @@ def test_the_report_holds_its_pictures_and_asks_no_network(tmp_path):
 
 def test_groups_without_texts_are_drawn(tmp_path):
     texts = make_texts(noise=0.01)
-    embedding_plots.draw(analyse(texts, depth=1), tmp_path)
+    embedding_report.draw(analyse(texts, depth=1), tmp_path)
     assert (tmp_path / "groups.png").is_file()

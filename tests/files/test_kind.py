@@ -34,7 +34,7 @@ from de_jax.files import folders, outputs, schema
 from de_jax.files.folders import Kind
 from de_jax.interop import safetensors_model
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
-from de_jax.retrieval.index_files import SAVED_INDEX
+from de_jax.retrieval.faiss_index import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError

@@ -32,7 +32,7 @@ from de_jax.data.stores import corpus, store_writer
 from de_jax.evaluation import metrics
 from de_jax.evaluation import report as report_
 from de_jax.files import folders
-from de_jax.retrieval import embedding_files, index_files, reuse
+from de_jax.retrieval import embedding_files, faiss_index
 from de_jax.retrieval.vector_index import Arrays, VectorIndex
 
 GUARDED = "guarded"
@@ -49,12 +49,10 @@ def _stores(folder: Path) -> list[Reader]:
     writer = embedding_files.EmbeddingWriter(folder / "embeddings", {"num_texts": 3, "model": "m", "max_length": 8}, {"rows": 2})
     writer.append(np.arange(6, dtype=np.float32).reshape(3, 2))
     writer.finish(["d1", "d2", "d3"])
-    reuse.keep(folder / "embeddings", np.arange(3, dtype=np.uint64))
+    embedding_files.keep_hashes(folder / "embeddings", np.arange(3, dtype=np.uint64))
     half = embedding_files.EmbeddingWriter(folder / "half", {"num_texts": 3, "model": "m"}, {"rows": 2})
     half.append(np.ones((2, 2), np.float32))
-    index_files.write(
-        folder / "index", lambda path: path.write_bytes(b"index"), ["d1"], {"factory": "Flat", "num_docs": 1, "dim": 2}
-    )  # type: ignore[arg-type, return-value]
+    faiss_index._save(folder / "index", lambda path: path.write_bytes(b"index"), ["d1"], "Flat", 2)  # type: ignore[arg-type, return-value]
     ranked = curriculum.RankedQueries(
         np.array([1, 0, 2], np.int32), np.array([1, 0.5, 2], np.float32), np.array([0, 2, 3], np.int64)
     )
@@ -102,7 +100,7 @@ def _stores(folder: Path) -> list[Reader]:
             "index",
             folder / "index",
             ("manifest.json", "ids.json"),
-            lambda one: only(index_files.SAVED_INDEX.open(one, is_thorough=True), *names),
+            lambda one: only(faiss_index.SAVED_INDEX.open(one, is_thorough=True), *names),
             lambda one: naive_json(one / "manifest.json", *names),
             ("ids.json",),
         ),

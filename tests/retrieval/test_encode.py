@@ -13,8 +13,8 @@ from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
+from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval import encode as encode_
-from de_jax.retrieval import parts, reuse
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
@@ -403,11 +403,12 @@ def test_texts_that_differ_in_one_token_its_place_or_what_is_cut_off_have_other_
     for number, text in enumerate(changed):
         place = number % 59
         text[place : place + 2] = text[place : place + 2][::-1] if number % 2 else [text[place] + 1, text[place + 1]]
-    hashes = reuse.text_hashes(ListStore(texts + changed), 64)
+    hashes = embedding_files.text_hashes(ListStore(texts + changed), 64)
     distinct = {tuple(text) for text in texts + changed}
     assert len(np.unique(hashes)) == len(distinct) > 3900
     np.testing.assert_array_equal(
-        reuse.text_hashes(ListStore(texts[:50]), 20), reuse.text_hashes(ListStore([t[:20] for t in texts[:50]]), 64)
+        embedding_files.text_hashes(ListStore(texts[:50]), 20),
+        embedding_files.text_hashes(ListStore([t[:20] for t in texts[:50]]), 64),
     )
 
 

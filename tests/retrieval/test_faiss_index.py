@@ -11,7 +11,7 @@ import pytest
 
 from de_jax.files import folders
 from de_jax.mining.miner import Miner
-from de_jax.retrieval import faiss_filling, faiss_index, index_files
+from de_jax.retrieval import faiss_filling, faiss_index
 from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
 from de_jax.retrieval.index import ExactIndex
 from de_jax.types import InputError
@@ -432,7 +432,7 @@ def test_an_index_on_disk_gives_the_rankings_of_one_in_memory(corpus, tmp_path, 
     index.save(folder)
     for saved in (folder, tmp_path / "saved"):
         assert_same_ranking(FaissIndex.load(saved, options=options).search(queries, 20), expected)
-    (folder / index_files.LISTS_FILE).unlink()
+    (folder / faiss_index.LISTS_FILE).unlink()
     with pytest.raises(InputError, match=r"lists\.bin is missing"):
         FaissIndex.load(folder)
 

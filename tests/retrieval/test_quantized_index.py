@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 import pytest
 
-from de_jax.retrieval import quantized_index
+from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.quantization import packed_bits, quantize, ranges_of, signs, steps_of
 from de_jax.retrieval.vector_index import VectorIndex
@@ -66,7 +66,7 @@ def test_binary_candidates_are_those_of_faiss_and_scored_again_by_signs(dim, mon
     inner = index._index._index  # of the bits alone
     found = inner.search(index._index._probes(queries), 300)
     np.testing.assert_array_equal((dim - found.scores) / 2, distances)
-    monkeypatch.setattr(quantized_index, "CANDIDATES", 300)
+    monkeypatch.setattr(quantization, "CANDIDATES", 300)
     np.testing.assert_array_equal(index.search(queries, 5).doc_rows, best(queries @ signs(codes, dim).T, 5))
 
 
@@ -80,7 +80,7 @@ def test_kept_embeddings_score_again_what_the_codes_find(precision, monkeypatch)
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
     share = np.mean([len({*ours} & {*theirs}) for ours, theirs in zip(found.doc_rows, exact.doc_rows, strict=True)]) / 10
     assert share > {"int8": 0.99, "binary": 0.6}[precision]
-    monkeypatch.setattr(quantized_index, "CANDIDATES", 30)  # all
+    monkeypatch.setattr(quantization, "CANDIDATES", 30)  # all
     np.testing.assert_array_equal(index.search(queries, 10).doc_rows, exact.doc_rows)
 
 

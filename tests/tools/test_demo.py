@@ -225,7 +225,7 @@ def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monke
 
 def test_the_same_model_twice_is_refused_and_two_steps_of_a_run_are_not(dataset_dir, monkeypatch):
     def load(source, step):
-        return SimpleNamespace(source=None if "run" in source else source, run=SimpleNamespace(step=step or 7))
+        return SimpleNamespace(run=SimpleNamespace(step=step or 7, source=None if "run" in source else source))
 
     monkeypatch.setitem(sys.modules, "gradio", sys)
     monkeypatch.setattr(gradio_page, "load", load)

@@ -245,7 +245,6 @@ def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(nam
 
 COMMANDS_OWN = {
     "de_jax/demo/gradio_page.py",  # demo
-    "de_jax/evaluation/sentences.py",  # evaluate_sentences
     "de_jax/training/mesh/distributed.py",  # train
     "de_jax/interop/hub.py",  # push_to_hub
     "de_jax/mining/imported.py",  # import_negatives

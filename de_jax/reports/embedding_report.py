@@ -1,4 +1,4 @@
-"""The pictures of an embedding analysis."""
+"""An analysis of embeddings as files: pictures and one HTML page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.evaluation.embedding_analysis import MEASURE, Analysis
+from de_jax.reports import tables
 from de_jax.reports.plots import (
     BOTH_COLOUR,
     DOC_COLOUR,
@@ -22,10 +23,22 @@ from de_jax.reports.plots import (
     embedding_map,
     histogram,
     new_figure,
+    one_panel,
 )
 
 RATIO_RANGE = (-0.5, 2.5)
 NUM_CURVES = 10
+
+
+def write(analysis: Analysis, out_dir: Path, title: str, about: Mapping[str, Any], *, seed: int = 0) -> None:
+    """Writes the pictures, and report.html with them, into an existing folder; `about` are facts about the analysis, by name.
+
+    "groups" of the numbers is left to its picture and to analysis.json.
+    """
+    counts = {name: value for name, value in analysis.numbers.items() if name.startswith("num_")}
+    measured = {name: value for name, value in analysis.numbers.items() if name not in (*counts, "groups")}
+    sections = {"": tables.html_facts({**about, **counts}), "Measures": tables.html_facts(measured)}
+    tables.write_page(out_dir / "report.html", title, sections, draw(analysis, out_dir, seed=seed))
 
 
 def draw(analysis: Analysis, out_dir: Path, *, seed: int = 0) -> list[Picture]:
@@ -65,30 +78,21 @@ def _cosines(analysis: Analysis, out_png: Path) -> None:
     both = {"best-ranked document": analysis.top_cosines, "relevant document": analysis.pair_cosines}
     low = float(min(values.min() for values in both.values()))
     bins = np.linspace(np.floor(low * 20) / 20, 1, 41)
-    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
-        axis = figure.subplots()
+    labels: dict[str, Any] = {"xlabel": "cosine", "ylabel": "share of queries", "legend": "upper left"}
+    with one_panel(out_png, "Cosine of a query and a document", **labels) as axis:
         for (name, values), colour in zip(both.items(), (DOC_COLOUR, QUERY_COLOUR), strict=True):
             histogram(axis, values, bins, colour, f"{name}, mean {np.mean(values):.3f}")
-        axis.set_title("Cosine of a query and a document")
-        axis.set_xlabel("cosine")
-        axis.set_ylabel("share of queries")
-        axis.legend(loc="upper left")
 
 
 def _ratios(ratios: Float[np.ndarray, " r"], out_png: Path) -> float:
     """Draws the ratios; gives the share that the picture leaves out."""
     low, high = RATIO_RANGE
-    inside = (ratios >= low) & (ratios <= high)
-    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
-        axis = figure.subplots()
+    labels: dict[str, Any] = {"xlabel": "ratio", "ylabel": "share of pairs", "legend": "upper left"}
+    with one_panel(out_png, "s(q, q') / s(q, p') of random others", **labels) as axis:
         histogram(axis, ratios, np.linspace(low, high, 61), BOTH_COLOUR, "")
         axis.axvline(1, color=INK, lw=1, ls="--")
         axis.axvline(float(np.median(ratios)), color=QUERY_COLOUR, lw=1.4, label=f"median {np.median(ratios):.2f}")
-        axis.set_title("s(q, q') / s(q, p') of random others")
-        axis.set_xlabel("ratio")
-        axis.set_ylabel("share of pairs")
-        axis.legend(loc="upper left")
-    return float(1 - inside.mean())
+    return float(1 - np.mean((ratios >= low) & (ratios <= high)))
 
 
 def _distances(distances: Mapping[str, Float[np.ndarray, " p"]], out_png: Path) -> None:
@@ -107,17 +111,13 @@ def _distances(distances: Mapping[str, Float[np.ndarray, " p"]], out_png: Path) 
 
 def _scores(analysis: Analysis, out_png: Path) -> None:
     ranks, scores = analysis.ranks, analysis.scores
-    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
-        axis = figure.subplots()
+    labels: dict[str, Any] = {"xlabel": "rank (logarithmic)", "ylabel": "score", "legend": "upper right"}
+    with one_panel(out_png, f"Score by rank, of {ranks[-1]:,} documents", **labels) as axis:
         axis.plot(ranks, scores[:NUM_CURVES].T, color=DOC_COLOUR, lw=0.8, alpha=0.4)
         axis.plot([], [], color=DOC_COLOUR, lw=0.8, alpha=0.6, label=f"{min(NUM_CURVES, len(scores))} random queries")
         axis.plot(ranks, scores.mean(axis=0), color=INK, lw=2, label=f"mean of {len(scores)} queries")
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda rank, _: f"{rank:,.0f}")
-        axis.set_title(f"Score by rank, of {ranks[-1]:,} documents")
-        axis.set_xlabel("rank (logarithmic)")
-        axis.set_ylabel("score")
-        axis.legend(loc="upper right")
 
 
 def _groups(groups: Mapping[str, Any], out_png: Path) -> None:
