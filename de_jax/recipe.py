@@ -25,7 +25,6 @@ from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
-from de_jax.training.mesh import plan
 from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
@@ -33,7 +32,7 @@ from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache, temperature_of
-from de_jax.training.step.train_step import Initialisable, Model, init_state, make_train_step
+from de_jax.training.step.train_step import Initialisable, Model, batch_shapes, init_state, make_train_step
 from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep
 
 FOLLOW_EVERY_STEPS = 10
@@ -256,7 +255,7 @@ class Recipe:
         If possible, the trace covers only one layer of each tower.
 
         Args:
-            texts: for `plan.batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
+            texts: for `batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
         """
         state = self.shapes()
         seen: list[Embeddings] = []
@@ -274,7 +273,7 @@ class Recipe:
         lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)
-            batch = plan.batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
+            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
@@ -296,7 +295,7 @@ class Recipe:
                     )
 
     def texts_of_a_pair(self) -> dict[str, int]:
-        """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
+        """What `batch_shapes` wants to know of a pair's texts beside their lengths."""
         return data_options.texts_of_a_pair(self.options)
 
     def most_texts_of_a_pair(self) -> list[dict[str, int]]:

@@ -1,6 +1,6 @@
 """Folders that are complete or absent, name their kind, and hold the checksums of their files.
 
-<folder>/manifest.json     the kind, its version, and what a reader needs to know
+<folder>/manifest.json     the kind, its version, and the facts for its readers
          checksums.json    the kind, and the size and the SHA-256 of every file; written last
 
 A writer replaces only a folder that this file shows to be a former output of its kind.

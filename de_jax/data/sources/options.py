@@ -144,7 +144,7 @@ def options_of(source: Callable[..., Any]) -> PairsOptions | None:
 
 
 def texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
-    """The texts in the settings, for `plan.batch_shapes`."""
+    """The texts in the settings, for `train_step.batch_shapes`."""
     if options is None:
         return {}
     mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()

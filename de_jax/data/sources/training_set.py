@@ -66,7 +66,7 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
-    texts_of_a_pair: Mapping[str, int] | None = None  # for `plan.batch_shapes`; None where the source does not tell
+    texts_of_a_pair: Mapping[str, int] | None = None  # for `train_step.batch_shapes`; None where the source does not tell
     sources: Mapping[str, TrainingSet] = MappingProxyType({})
     source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
 

@@ -23,6 +23,8 @@ from de_jax.training.optim import paths
 from de_jax.training.run.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
+BASE_DIR = "base"
+"""In the folder of a run with adapters: the parameters that no update changes, written once before the first update."""
 UNFINISHED = "*.orbax-checkpoint-tmp"
 ENDED = "ended"
 """Beside the last state of a run that ended before its last update: why."""
@@ -76,7 +78,7 @@ class Checkpoints:
 
         Args:
             step: updates done.
-            state: all of it is written but its `base`, see `run.base`.
+            state: all of it is written but its `base`, see `write_base`.
             beside: JSON values, which `beside(step)` returns again.
 
         Raises:
@@ -216,6 +218,23 @@ class Checkpoints:
             raise InputError(
                 f"the checkpoint {folder} {_damage(error)}; copy it again, or delete that folder to continue from an older one."
             ) from error
+
+
+def write_base(run_dir: Path, base: Params) -> None:
+    """Writes the base of a new run; replaces the base of a run that was killed before its first checkpoint."""
+    with contextlib.closing(Checkpoints(run_dir / BASE_DIR, keep=1)) as folder:
+        folder.remove_all()
+        folder.save(0, TrainState(np.zeros((), np.int32), base, {}, np.zeros((), np.int32)))
+
+
+def read_base(run_dir: Path, like: Params) -> Params:
+    """The base, each array placed as its counterpart in `like`.
+
+    Raises:
+        InputError: it is of another model, or damaged.
+    """
+    with contextlib.closing(Checkpoints(run_dir / BASE_DIR)) as folder:
+        return folder.restore_params(0, like)
 
 
 def end_of(folder: Path, step: int) -> str | None:
