@@ -179,7 +179,7 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
 
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
     ...     ["query", "pos", "neg", "scores"], {}))
-    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1])
+    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1], num_empty_negatives=0)
 
     Raises:
         ValueError: a value that its column cannot have; the rest of a sentence that the caller begins with the place.
