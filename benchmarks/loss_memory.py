@@ -22,7 +22,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks import measure
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.pair_loss import pair
 from de_jax.training.step.chunked import ChunkedModel

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from de_jax.files import outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.planner import plan
 from de_jax.settings import name_of
 from de_jax.training.mesh.plan import open_topology

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 
 XXL = "models/t5_1_1_xxl.gin"
 BLOCK = 2048

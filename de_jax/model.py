@@ -22,7 +22,7 @@ import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
 from de_jax.files import mirrors
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.retrieval import encode, quantization

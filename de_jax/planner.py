@@ -12,6 +12,7 @@ from de_jax.recipe import Recipe
 from de_jax.settings import PositiveInt, Range, checked
 from de_jax.training.mesh import plan as compiling
 from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
 
 GIB = 2**30
@@ -92,7 +93,7 @@ def plan(
     shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     placed = sharding_rules.with_shardings(state, shardings)
-    compiled = compiling.compile_for(mesh, step, placed, compiling.batch_shapes(**shape), effort=effort)
+    compiled = compiling.compile_for(mesh, step, placed, batch_shapes(**shape), effort=effort)
     chip = topology.chip
     why_not = compiled.why_not or compiling.lacks(compiled.memory, chip)
     return {

@@ -14,19 +14,17 @@ from typing import Any
 import jax
 
 from de_jax import recipe_file
-from de_jax.data.sources import unopened
+from de_jax.data.sources import options as data_options
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import InitFrom, Layers
-from de_jax.losses.combination import parts
-from de_jax.losses.reading import fields_read
+from de_jax.losses.combination import fields_read, parts
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
-from de_jax.training.mesh import plan
 from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
@@ -34,7 +32,7 @@ from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache, temperature_of
-from de_jax.training.step.train_step import Initialisable, Model, init_state, make_train_step
+from de_jax.training.step.train_step import Initialisable, Model, batch_shapes, init_state, make_train_step
 from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep
 
 FOLLOW_EVERY_STEPS = 10
@@ -207,12 +205,12 @@ class Recipe:
     @property
     def sources(self) -> tuple[Callable[..., TrainingSet], ...]:
         """The sources of pairs: those of a mixture, or the one there is."""
-        return unopened.parts_of(self.data)
+        return data_options.parts_of(self.data)
 
     @property
     def options(self) -> PairsOptions | None:
         """The settings of the source of pairs, where it has such; of a mixture those of its first, with the longest lengths."""
-        known = [options for source in self.sources if (options := unopened.options_of(source))]
+        known = [options for source in self.sources if (options := data_options.options_of(source))]
         if not known:
             return None
         lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}
@@ -257,7 +255,7 @@ class Recipe:
         If possible, the trace covers only one layer of each tower.
 
         Args:
-            texts: for `plan.batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
+            texts: for `batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
         """
         state = self.shapes()
         seen: list[Embeddings] = []
@@ -275,7 +273,7 @@ class Recipe:
         lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)
-            batch = plan.batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
+            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
@@ -286,7 +284,7 @@ class Recipe:
     def _check_read(self, e: Embeddings, *, are_known: bool) -> None:
         """Refuses parts that the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
         unread = {name for name, part in e._asdict().items() if part is not None} - fields_read(self.loss, e)
-        for options in filter(None, map(unopened.options_of, self.sources)):
+        for options in filter(None, map(data_options.options_of, self.sources)):
             for setting, (field, readers, without) in READERS.items():
                 value = getattr(options, setting)
                 is_brought = value and (are_known or options.negatives_dir or not setting.startswith("num_"))
@@ -297,13 +295,13 @@ class Recipe:
                     )
 
     def texts_of_a_pair(self) -> dict[str, int]:
-        """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
-        return unopened.texts_of_a_pair(self.options)
+        """What `batch_shapes` wants to know of a pair's texts beside their lengths."""
+        return data_options.texts_of_a_pair(self.options)
 
     def most_texts_of_a_pair(self) -> list[dict[str, int]]:
         """The same of each source, with all that it may add."""
         has_cache = self.negatives.negative_cache is not None
-        return [unopened.most_texts_of_a_pair(source, has_cache=has_cache) for source in self.sources]
+        return [data_options.most_texts_of_a_pair(source, has_cache=has_cache) for source in self.sources]
 
     def _first_state(self, model: Initialisable) -> TrainState:
         adapters = self.adapters
@@ -323,7 +321,8 @@ class Recipe:
         return AdaptedModel(trained, self.adapters) if self.adapters else trained
 
     def _step_of(self, model: Model, params: Params, loss: LossFn) -> TrainStep:
-        group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups, self.model.shapes())
+        groups = self.logging.grad_norm_groups
+        group_norms = grad_norms.group_norms(params, groups, self.model.shapes()) if groups else lambda gradients: {}
         loss = with_spread(loss) if self.logging.collapse_alarm else loss
         cache = self.negatives.negative_cache
         return make_train_step(model, loss, self._tx(params), group_norms, cache, temperature_of(self.loss) if cache else None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 
 from de_jax.data.expansion import curriculum_texts
-from de_jax.data.sources import unopened
+from de_jax.data.sources import options as data_options
 from de_jax.interop.fine_tuning import check_init_from
 from de_jax.recipe import Recipe
 from de_jax.settings import name_of
@@ -28,13 +28,14 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
         params: the model's shapes.
         is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
     """
-    known = [(source, options) for source in recipe.sources if (options := unopened.options_of(source))]
+    known = [(source, options) for source in recipe.sources if (options := data_options.options_of(source))]
     for source, options in known:
         sizes = {name: getattr(options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
         has_mined = bool(options.negatives_dir)
         is_beir = name_of(source) == "beir_pairs"
         check_sizes(recipe, mesh, **sizes, has_negatives=has_mined or not is_beir)  # other sources may bring negatives
-        curriculum_texts.check(options, has_neg_docs=has_mined)
+        if options.curriculum:
+            curriculum_texts.check(options, has_neg_docs=has_mined)
     if known:
         check_parts(
             recipe,
@@ -110,7 +111,7 @@ def check_parts(recipe: Recipe, *, has_mined: bool, max_passages: int, has_queri
 
 def check_texts(recipe: Recipe, texts: Mapping[str, int] | None) -> None:
     """Repeats `Recipe.check` if only the data could tell which texts come with a pair."""
-    named = [_given(unopened.texts_of_a_pair(unopened.options_of(source))) for source in recipe.sources]
+    named = [_given(data_options.texts_of_a_pair(data_options.options_of(source))) for source in recipe.sources]
     traced = map(_given, recipe.most_texts_of_a_pair())
     known = [most for most, told in zip(traced, named, strict=True) if most == told]
     if texts is not None and _given(texts) not in known:

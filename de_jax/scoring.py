@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, task
 from de_jax.evaluation.report import averaged
 from de_jax.evaluation.task import Policy
@@ -59,7 +58,6 @@ def evaluate(
         bm25=False,
         embedding_dim=model.truncate_dim,
     )
-    with input_policy.spelled("{}=True"):
-        reports = [task.evaluate(one, policy, model.encoding) for one in task.beir_tasks(dataset_dir, split)]
+    reports = [task.evaluate(one, policy, model.encoding) for one in task.beir_tasks(dataset_dir, split)]
     scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
     return scores

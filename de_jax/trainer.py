@@ -31,8 +31,8 @@ from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.dev_evaluation import ended_early
-from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
@@ -229,7 +229,8 @@ def _start_from(recipe: Recipe) -> Callable[[Params], Params]:
 def _ended(recipe: Recipe, run: Session) -> Stop | None:
     """Why a run needs no more updates although it has not reached its last one."""
     aligned = (run.beside.get("alignment") or {}).get("stop") if recipe.alignment else None
-    reason = aligned or ended_early(run.beside.get("dev"), recipe.logging.early_stopping_patience)
+    patience, dev = recipe.logging.early_stopping_patience, run.beside.get("dev")
+    reason = aligned or (ended_early(dev, patience) if dev and patience else None)
     return Stop(reason) if reason else None
 
 

@@ -26,7 +26,7 @@ from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
 from de_jax.doc2query.generate import QueryWriter, within_vocabulary
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
 from de_jax.types import InputError

@@ -22,7 +22,7 @@ import numpy as np
 from de_jax import command
 from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.data.text import beir
-from de_jax.files import outputs
+from de_jax.files import reading
 from de_jax.types import InputError
 
 
@@ -96,9 +96,9 @@ def ranked_pairs(
             pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
         return pairs, [golds[query_id] for query_id, _ in pairs]
 
-    hashes = [outputs.sha256_of(queries_file), outputs.sha256_of(qrels_file)]
+    hashes = [reading.sha256_of(queries_file), reading.sha256_of(qrels_file)]
     if skip_empty:
-        hashes.append(outputs.sha256_of(docs_file))
+        hashes.append(reading.sha256_of(docs_file))
     return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file, cache_dir=cache_dir)
 
 

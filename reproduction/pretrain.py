@@ -32,8 +32,8 @@ from de_jax.models.generator import Generator
 from de_jax.models.tower import TowerConfig
 from de_jax.settings import Seed, check_call, check_fields, name_of
 from de_jax.training.hooks.faults import Explanation
-from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.mesh import distributed, sharding
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.run import language_model
 from de_jax.training.run.run_folder import only_trainer, write_run
 from de_jax.training.run.settings import Logging, Optimization, settings_group

@@ -18,7 +18,7 @@ from de_jax.data.sources.options import Share, TokenizerSource
 from de_jax.data.sources.training_set import opened, store_dir
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.stores.joining import joined
-from de_jax.data.text import beir, input_policy
+from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer, mask_id
 from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
 from de_jax.types import Array, Batch, Batches, InputError
@@ -28,7 +28,6 @@ from reproduction.masked_lm import MaskedTexts
 NUM_SENTINELS = 100
 """Token ids behind the vocabulary that stand for spans, as T5 has them."""
 OpenShare = Annotated[float, Range(0.0, 1.0, above=True, below=True)]
-_SPELLING = "TextsOptions.{}=True"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,8 +168,7 @@ def _open(options: TextsOptions) -> tuple[Tokenizer, TokenStore]:
             raise InputError(f'TextsOptions.{name} is not set; add TextsOptions.{name}="{example}".')
     tokenizer, cache_dir = opened(options.tokenizer), store_dir(options.cache_dir)
     files = [beir.find_file(texts, "corpus") if Path(texts).is_dir() else Path(texts) for texts in options.texts]
-    with input_policy.spelled(_SPELLING):
-        stores = [cached_token_store(file, tokenizer, cache_dir, skip_empty=options.skip_empty) for file in files]
+    stores = [cached_token_store(file, tokenizer, cache_dir, skip_empty=options.skip_empty) for file in files]
     return tokenizer, joined(stores, tokenizer, cache_dir)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import yaml
 
-from de_jax.files.reading import MAX_JSON_DEPTH, read_bytes
+from de_jax.files.reading import read_bytes
 from de_jax.files.schema import Check, Mismatch
 from de_jax.types import InputError
 
-MAX_YAML_BYTES = 4 << 20
+MAX_YAML_BYTES, MAX_DEPTH = 4 << 20, 64
 
 
 def read_yaml(path: str | Path, check: Check | None = None, *, mend: str = "correct the file") -> Any:
     """The value in a UTF-8 file of YAML 1.1, made of objects, lists, texts, numbers, dates, true, false and null.
 
     Besides malformed YAML, these are refused: a key that occurs twice in an object, an alias (`*name`), a tag that makes a Python
-    object, and values more than `MAX_JSON_DEPTH` deep.
+    object, and values more than `MAX_DEPTH` deep.
 
     Args:
         path: the file.
@@ -56,8 +56,8 @@ class _Strict(yaml.SafeLoader):
         mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "an alias; write its value out", mark)
-        if self._depth > MAX_JSON_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"more than {MAX_JSON_DEPTH} levels deep", mark)
+        if self._depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_DEPTH} levels deep", mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1

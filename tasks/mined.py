@@ -20,7 +20,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
-from de_jax.files import outputs
+from de_jax.files import reading
 from de_jax.files.reading import parse_json, read_lines
 from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
@@ -77,7 +77,7 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
         for path in source.files(TEXTS_SPLIT) if isinstance(source, registering.FilesSource) else ():
             # A generation knows the files of a BEIR folder; the same texts may lie in other files.
             is_beir = Path(path).name.partition(".")[0] == file_name
-            if is_beir and generation.manifest.get(suffix, outputs.sha256_of(path)) != outputs.sha256_of(path):
+            if is_beir and generation.manifest.get(suffix, reading.sha256_of(path)) != reading.sha256_of(path):
                 raise InputError(f"{generation.folder} was mined from other {suffix} than those of {path}; mine again.")
     return (mined._asdict() for mined in generations.read_mined(generation))
 

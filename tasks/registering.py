@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
-from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from de_jax.types import InputError
 
@@ -131,7 +130,7 @@ def text_id(text: str) -> str:
 def require_text(text: str, name: str, skip_empty: bool) -> None:
     """Raises ValueError for an empty text, unless empty texts are skipped later."""
     if not text.strip() and not skip_empty:
-        raise ValueError(f"{name} is empty; remove it, or skip empty texts with {input_policy.option('skip_empty')}")
+        raise ValueError(f"{name} is empty; remove it, or set skip_empty")
 
 
 def require_files(*paths: str | Path) -> None:

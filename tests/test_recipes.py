@@ -15,7 +15,8 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
 from de_jax.recipe import HardNegatives
 from de_jax.settings import bound
-from de_jax.training.mesh import plan, sharding
+from de_jax.training.mesh import sharding
+from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
@@ -160,7 +161,7 @@ def test_a_cut_is_normalised_as_the_towers_are(pretrained):
 
 def test_a_step_of_distillation_is_planned_with_its_scores(pretrained):
     built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}"])
-    batch = plan.batch_shapes(8, 4, 4, **built.texts_of_a_pair())
+    batch = batch_shapes(8, 4, 4, **built.texts_of_a_pair())
     assert (batch.scores.shape, batch.scores.dtype) == ((8, 8), np.float32)
     assert built.memory_settings(8)["in_batch_softmax.block_size"] is None
 

@@ -24,7 +24,7 @@ from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashe
 from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import negative_analysis
 from de_jax.files.folders import atomic_dir, require_replaceable
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.mining import efficiency
 from de_jax.reports import negative_report
 from de_jax.retrieval import maxp

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     queries = list(beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts)
     model, query_model = (args.out_dir / name for name in (daft_report.MODEL, QUERY_MODEL))
     if not model.exists():
-        folders.require_unused(args.out_dir)
+        folders.require_replaceable(args.out_dir, None)
         _import(args, args.model, model)
     if args.query_model and not query_model.exists():
         _import(args, args.query_model, query_model)

@@ -32,14 +32,14 @@ from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs, held_out_pairs
 from de_jax.doc2query.generate import generate_to_dir
 from de_jax.doc2query.generator_run import GENERATOR_RUN, LOGGING, GeneratorRun, train_generator
-from de_jax.files import outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files import reading
+from de_jax.files.outputs import progress_bar
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, numeric
-from de_jax.training.hooks.preemption import StopOnSignal
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import InputError
@@ -124,7 +124,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
             bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
 
         options = {name: getattr(args, name) for name in ("seed", "min_distinct", "docs_per_batch", "docs_per_part")}
-        about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
+        about = {"corpus": {"name": corpus.parent.name, "sha256": reading.sha256_of(corpus)}}
         generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, part=part, progress=progress)
     if part:
         return {"shard": str(part)}
@@ -134,7 +134,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
 def import_released(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of predictions that others released."""
     corpus = beir.find_file(args.dataset_dir, "corpus")
-    about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
+    about = {"corpus": {"name": corpus.parent.name, "sha256": reading.sha256_of(corpus)}}
     options = {"docs_per_part": args.docs_per_part, "skip_empty": args.skip_empty}
     num_docs = write_released(args.predictions, corpus, args.out_dir, **options, about=about)
     return {"out_dir": args.out_dir, "num_docs": num_docs}

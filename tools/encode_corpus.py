@@ -23,7 +23,7 @@ from de_jax import arguments, command
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.files import outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import encode, expanded_search
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of

@@ -16,7 +16,7 @@ import json
 
 from de_jax import command
 from de_jax.data.text import input_policy
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.mining import guide
 from de_jax.model import load
 from de_jax.retrieval import encode

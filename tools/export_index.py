@@ -23,7 +23,7 @@ from jaxtyping import Float
 from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
 from de_jax.files import outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import embedded_corpus

@@ -18,7 +18,7 @@ from de_jax import command
 from de_jax.arguments import named
 from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import latency
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_lines
 from de_jax.interop import any_model
 from de_jax.reports import tables

@@ -27,7 +27,7 @@ from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir, input_policy
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.retrieval import encode, maxp

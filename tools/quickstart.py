@@ -25,7 +25,7 @@ from de_jax.data.text import beir, pydocs, vocabulary_training
 from de_jax.evaluation import fusion, geometry, metrics
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import Policy, Task, beir_tasks, bm25_results, encoded, ranked, score
-from de_jax.files import outputs
+from de_jax.files import outputs, reading
 from de_jax.recipe import Recipe
 from de_jax.reports import plots, tables
 from de_jax.retrieval import encode
@@ -127,7 +127,7 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
     Made once, and again for other documents, after a quick look at some of them for example: a run then is of another vocabulary,
     and is not continued.
     """
-    made_from, mark = outputs.sha256_of(beir.find_file(dataset_dir, "corpus")), folder / "corpus.sha256"
+    made_from, mark = reading.sha256_of(beir.find_file(dataset_dir, "corpus")), folder / "corpus.sha256"
     if not (folder / "tokenizer.json").is_file() or not mark.is_file() or mark.read_text().strip() != made_from:
         _say("training the vocabulary")
         train_set = beir.read(dataset_dir, "train")

@@ -23,7 +23,7 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.text import input_policy
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.mining import teacher
 from de_jax.mining.teacher import Candidates, Score
 from de_jax.model import load

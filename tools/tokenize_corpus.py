@@ -21,7 +21,7 @@ from typing import Any
 from de_jax import command
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy, tokenizing, vocabulary_training
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading, schema
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
@@ -56,7 +56,7 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
     """Trains the vocabulary, unless the folder holds one made from these texts with this size."""
     if args.tokenizer.is_file():
         raise InputError(f"{args.tokenizer} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
-    wanted = {"texts_sha256": outputs.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
+    wanted = {"texts_sha256": reading.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
               "vocab_size": args.train_vocab_size, "seed": args.seed}  # fmt: skip
     if args.wordpiece:
         wanted["wordpiece"] = True

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from de_jax import command
 from de_jax.files import folders
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import is_leftover, progress_bar, read_json
 from de_jax.types import InputError
 
 
@@ -25,13 +26,13 @@ def main(argv: list[str] | None = None) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, a store, embeddings, or a folder of such folders.")
     damaged, unchecked = [], []
-    outputs = folders.find_outputs(folder)
+    outputs = _find_outputs(folder)
     for child in progress_bar(outputs, desc="verify", unit=" folders", delay=0.5):
         found = list(folders.damages(child))
         if not child.is_dir():
             continue  # a trainer removed an old checkpoint meanwhile
         damaged += found
-        if not found and not folders.has_checksums(child):
+        if not found and not folders.kept(child)[1]:
             unchecked.append(str(child))
             print(f"{child}: no checksums were written, so nothing was checked.", file=sys.stderr)
     if len(unchecked) == len(outputs):
@@ -42,6 +43,31 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps({"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}))
     if damaged:
         raise InputError(f"{damaged[0]}; files below {folder} that are damaged: {len(damaged)}, so copy or make them again.")
+
+
+def _find_outputs(folder: Path) -> list[Path]:
+    """The outputs of this library at and below a folder, the outermost where one holds others."""
+    marks = (folders.CHECKSUMS_FILE, folders.MANIFEST_FILE, folders.CHECKPOINT_FILE)
+    marked = {path.parent for name in marks for path in folder.rglob(name) if not _is_unfinished(path.relative_to(folder))}
+    outermost: list[Path] = []
+    for child in sorted(marked):
+        is_within = bool(outermost) and child.is_relative_to(outermost[-1])
+        if not is_within and (any((child / name).exists() for name in (marks[0], marks[2])) or _has_own_manifest(child)):
+            outermost.append(child)
+    return outermost
+
+
+def _has_own_manifest(folder: Path) -> bool:
+    """Whether the manifest is this library's; a damaged one may be."""
+    try:
+        return folders.kind_said(read_json(folder / folders.MANIFEST_FILE)) is not None
+    except InputError:
+        return True
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether this is in a folder that appears under its own name later."""
+    return any(is_leftover(Path(part)) or part.endswith(".orbax-checkpoint-tmp") for part in path.parts)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

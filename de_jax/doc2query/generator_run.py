@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.outputs import write_json
 from de_jax.models.generator import Generator
 from de_jax.settings import bound, name_of

@@ -42,7 +42,7 @@ def keep(evaluation_dir: Path, report: Report, results: Mapping[str, Results], *
 def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     """The report that `evaluate` kept, with these measures of each system in this order; InputError: damaged, or other measures."""
     folder = Path(evaluation_dir)
-    folders.check(folder, mend=_MEND)
+    folders.check_files(folder, mend=_MEND)
     scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
     counts = dict.fromkeys(_COUNTS, schema.integer())
     kept = schema.record({"dataset": schema.text, **counts, **dict.fromkeys(SYSTEMS, scores)})
@@ -65,7 +65,7 @@ def kept_reports(run_dir: str | Path, like: Mapping[str, Any]) -> list[Report]:
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:
     """A model's ranking in the folder that `evaluate` wrote; InputError if it is damaged."""
-    folders.check(Path(evaluation_dir), mend=_MEND)
+    folders.check_files(Path(evaluation_dir), mend=_MEND)
     return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
 
 

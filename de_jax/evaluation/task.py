@@ -18,8 +18,8 @@ from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.report import KIND, Report, keep, kept_report
-from de_jax.files import folders, outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files import folders, outputs, reading
+from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
@@ -252,7 +252,7 @@ def _key(task: Task, policy: Policy, run: Run) -> str:
     """A key of everything that the scores depend on: towers, texts with vocabularies, judgements and settings."""
     models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
     texts = [store.content_hash for store in stores(run, task, policy)]
-    texts += map(outputs.sha256_of, (task.corpus, task.queries))  # BM25 reads words that a vocabulary may not tell apart
+    texts += map(reading.sha256_of, (task.corpus, task.queries))  # BM25 reads words that a vocabulary may not tell apart
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)

@@ -1,22 +1,25 @@
 """Folders that are complete or absent, name their kind, and hold the checksums of their files.
 
-<folder>/checksums.json    the kind, and the size and the SHA-256 of every file; written last
+<folder>/manifest.json     the kind, its version, and the facts for its readers
+         checksums.json    the kind, and the size and the SHA-256 of every file; written last
 
-A writer replaces only a folder that this file, or the manifest of an older version, shows to be a former output of its kind.
+A writer replaces only a folder that this file shows to be a former output of its kind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from de_jax.files import outputs
+from de_jax.files import outputs, reading, schema
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -27,6 +30,103 @@ CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 """Orbax's, of every checkpoint."""
 SMALL_BYTES = 16 * 2**20
 """Files up to this size are read for their checksum whenever their folder is opened."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Writes, opens and refuses the folders of one kind. A manifest says the kind and the version; a writer writes it last.
+
+    >>> import tempfile
+    >>> WORDS = Kind("words", {"num_words": schema.integer(1)}, make="write them", mend="write them again")
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with WORDS.writing(Path(parent) / "words") as folder:
+    ...         manifest = WORDS.write_manifest(folder, {"num_words": 1})
+    ...     WORDS.open(Path(parent) / "words")
+    {'format': 'de_jax words 1', 'num_words': 1}
+
+    Attributes:
+        name: of the kind, "token store".
+        entries: checks of the manifest's entries beside its format; others are left as they are.
+        make, mend, otherwise: what to do where a folder is of another kind, is damaged, or was begun with other inputs.
+        file: the name of the manifest.
+        version: 1 or higher.
+        is_bare: the manifest's format is the version alone, as in the descriptions of models.
+    """
+
+    name: str
+    entries: Mapping[str, schema.Check | schema.Maybe]
+    make: str
+    mend: str = "copy it again, or make it again"
+    otherwise: str = "choose another folder or delete this one"
+    file: str = MANIFEST_FILE
+    version: int = 1
+    is_bare: bool = False
+
+    @property
+    def format(self) -> str | int:
+        """Kind and version in the manifest: "de_jax token store 1"."""
+        return self.version if self.is_bare else f"de_jax {self.name} {self.version}"
+
+    def writing(self, folder: str | Path) -> contextlib.AbstractContextManager[Path]:
+        """A temporary folder that becomes `folder` once it is written, see `atomic_dir`; it replaces only its own kind."""
+        return atomic_dir(folder, self.name)
+
+    def write_manifest(self, folder: Path, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Completes a folder; gives the manifest."""
+        manifest = {"format": self.format, **entries}
+        outputs.write_json(folder / self.file, manifest)
+        return manifest
+
+    def check(self, entries: Mapping[str, Any]) -> None:
+        """Whether a manifest of these entries can be read: raises `InputError` before anything is written."""
+        try:
+            schema.record(self.entries)(json.loads(json.dumps(entries)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"this {self.name} cannot be described in a file, and so not be opened again: {error}.") from None
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder has the manifest, damaged or not."""
+        return os.path.isfile(folder / self.file)
+
+    def read_manifest(self, folder: str | Path) -> dict[str, Any]:
+        """The manifest, its other files unseen.
+
+        Raises:
+            InputError: it is absent, of another kind or version, or an entry is missing or wrong; names the file.
+        """
+        path = Path(folder) / self.file
+        if not self.is_in(path.parent):
+            raise InputError(f"{folder} holds no complete {self.name} (no {self.file}); {self.make}.")
+        said = outputs.read_json(path)
+        try:
+            return schema.record({"format": schema.constant(self.format), **self.entries})(said)  # type: ignore[no-any-return]
+        except schema.Mismatch as error:
+            is_other = kind_said(said) not in (self.name, None)
+            raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def open(self, folder: str | Path, *, is_thorough: bool = False) -> dict[str, Any]:
+        """The manifest of a folder whose files are as they were written, by `check_files`.
+
+        Raises:
+            InputError: what `read_manifest` raises, or a file is missing or changed; names the file.
+        """
+        manifest = self.read_manifest(folder)
+        check_files(Path(folder), mend=self.mend, is_thorough=is_thorough)
+        return manifest
+
+    def require_same(self, folder: Path, there: Any, here: Mapping[str, Any]) -> None:
+        """Whether a folder may be continued: `InputError` names the first thing that it was begun with and that differs here.
+
+        Args:
+            folder: for the sentence.
+            there: JSON that the folder holds; what `here` does not name may be anything.
+            here: what its like would be written with now.
+        """
+        if found := _difference(*(json.loads(json.dumps(one, sort_keys=True)) for one in (there, here))):
+            path, before, now = found
+            raise InputError(f"{folder} was begun with {path} {before!r}, not {now!r}; {self.otherwise}.")
 
 
 @contextlib.contextmanager
@@ -74,12 +174,6 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
         raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty.")
-
-
-def require_unused(path: Path) -> None:
-    """Raises `InputError` unless `path` is absent, or a folder that holds only leftovers of a killed process."""
-    if path.exists() and not (path.is_dir() and all(outputs.is_leftover(child) for child in path.iterdir())):
-        raise InputError(f"{path} holds something else; choose a folder that is absent or empty.")
 
 
 def clear(folder: Path, kept: Callable[[str], bool]) -> None:
@@ -132,7 +226,7 @@ def facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
 
 def fact(path: Path) -> dict[str, Any]:
     """The size and the checksum of a file."""
-    return {"bytes": path.stat().st_size, "sha256": outputs.sha256_of(path)}
+    return {"bytes": path.stat().st_size, "sha256": reading.sha256_of(path)}
 
 
 def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = None) -> None:
@@ -178,7 +272,7 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
         largest: bytes; of larger files only the size is compared, where it is known.
     """
     try:
-        kept_in, of_files = _kept(folder)
+        kept_in, of_files = kept(folder)
     except InputError as error:
         yield str(error).removesuffix(".")
         return
@@ -188,29 +282,11 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
             continue
         if not path.is_file() or num_bytes not in (None, path.stat().st_size):
             yield f"{path} is missing" + ("" if num_bytes is None else f" or not {num_bytes} bytes long")
-        elif (largest is None or num_bytes is None or num_bytes <= largest) and outputs.sha256_of(path) != written["sha256"]:
+        elif (largest is None or num_bytes is None or num_bytes <= largest) and reading.sha256_of(path) != written["sha256"]:
             yield f"{path} has another SHA-256 than in {kept_in}"
 
 
-def has_checksums(folder: Path) -> bool:
-    """Whether anything was kept that `damages` compares with."""
-    return bool(_kept(folder)[1])
-
-
-def find_outputs(folder: Path) -> list[Path]:
-    """The outputs of this library at and below a folder, the outermost where one holds others."""
-    marks = (CHECKSUMS_FILE, MANIFEST_FILE, CHECKPOINT_FILE)
-    marked = {path.parent for name in marks for path in folder.rglob(name) if not _is_unfinished(path.relative_to(folder))}
-    outermost: list[Path] = []
-    for child in sorted(marked):
-        is_within = bool(outermost) and child.is_relative_to(outermost[-1])
-        is_marked = (child / CHECKSUMS_FILE).exists() or (child / CHECKPOINT_FILE).exists() or _has_own_manifest(child)
-        if is_marked and not is_within:
-            outermost.append(child)
-    return outermost
-
-
-def check(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
+def check_files(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
     """Compares a folder's files with their recorded sizes and checksums; files beyond `SMALL_BYTES` by size, unless `is_thorough`.
 
     Raises:
@@ -220,55 +296,27 @@ def check(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
         raise InputError(f"{damage}; {mend}.")
 
 
-def kind_said(manifest: Any) -> str | None:
-    """The kind that a manifest says its folder is; None where it is no manifest of this library."""
-    said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
-    return said[1] if said else None
-
-
-def _kept(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The recorded SHA-256 and mostly size of a folder's files, by name, and the file that holds the record."""
+def kept(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The recorded SHA-256 and mostly size of a folder's files, by name, and the file that holds the record; none for no record."""
     if record := read_checksums(folder):
         return CHECKSUMS_FILE, record["files"]
     manifest = outputs.read_json(folder / MANIFEST_FILE) if (folder / MANIFEST_FILE).is_file() else None
-    said = (manifest.get(key) if isinstance(manifest, dict) else None for key in ("parts", "sha256", "bytes"))
-    parts, sums, sizes = (one if isinstance(one, dict) else {} for one in said)
-    return MANIFEST_FILE, {name: {"sha256": sha256, "bytes": sizes.get(name)} for name, sha256 in (parts | sums).items()}
+    parts = manifest.get("parts") if isinstance(manifest, dict) else None  # a generation of negatives
+    return MANIFEST_FILE, {name: {"sha256": sha256} for name, sha256 in (parts if isinstance(parts, dict) else {}).items()}
 
 
 def _is_fact(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
 
 
-def _has_own_manifest(folder: Path) -> bool:
-    """Whether the manifest is this library's; a damaged one may be."""
-    try:
-        return kind_said(outputs.read_json(folder / MANIFEST_FILE)) is not None
-    except InputError:
-        return True
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Whether this is in a folder that appears under its own name later."""
-    return any(outputs.is_leftover(Path(part)) or part.endswith(".orbax-checkpoint-tmp") for part in path.parts)
-
-
 def _foreign(folder: Path, kind: str | None) -> str | None:
     """The first file of a folder that is not part of a former output of this kind; None where there is no such file."""
-    if not (there := sorted(path.name for path in folder.iterdir())):
+    if not (there := sorted(path.name for path in folder.iterdir() if not outputs.is_leftover(path))):
         return None
     with contextlib.suppress(InputError):  # a damaged description describes nothing
-        if kind is not None and _kind_of(folder) == kind:
-            record = read_checksums(folder)
-            return next((name for name in names(folder) if record and name not in record["files"]), None)
+        if kind is not None and (record := read_checksums(folder)) and record.get("kind") == kind:
+            return next((name for name in names(folder) if name not in record["files"]), None)
     return there[0]
-
-
-def _kind_of(folder: Path) -> str | None:
-    """The kind that a folder says it is; before there were checksums, its manifest's format said so."""
-    if record := read_checksums(folder):
-        return str(record.get("kind"))
-    return kind_said(outputs.read_json(folder / MANIFEST_FILE)) if (folder / MANIFEST_FILE).is_file() else None
 
 
 @contextlib.contextmanager
@@ -285,3 +333,17 @@ def _set_aside(path: Path) -> Iterator[None]:
         os.replace(aside, path)
         raise
     shutil.rmtree(aside)
+
+
+def kind_said(manifest: Any) -> str | None:
+    """The kind that a manifest says its folder is; None where it is no manifest of this library."""
+    said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
+    return said[1] if said else None
+
+
+def _difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Where two JSON values differ first, and the two values there."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        below = (_difference(there.get(key), value, f"{path}/{key}" if path else key) for key, value in here.items())
+        return next((found for found in below if found), None)
+    return (path, there, here) if there != here else None

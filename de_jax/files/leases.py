@@ -31,25 +31,7 @@ LEASE_SECONDS, BEAT_SECONDS, LOOK_SECONDS, SETTLE_SECONDS = 60.0, 10.0, 2.0, 1.0
 
 
 @contextlib.contextmanager
-def only_one(path: str | Path, what: str) -> Iterator[None]:
-    """As `outputs.only_one`, on all machines. In a mirror, everything beside the file is fetched again once it is held.
-
-    Raises:
-        InputError: another process holds it; says which, and `what` it is doing.
-    """
-    path = Path(path)
-    with outputs.only_one(path, what):
-        if (found := mirrors.of(path.parent)) is None:
-            yield
-            return
-        mirror, name = found
-        with _leased(mirror, Lease(path, buckets.named(what))) as was_ours:
-            mirror.fetch(f"{name}/" if name else "", drops_own=not was_ours)
-            yield
-
-
-@contextlib.contextmanager
-def _leased(mirror: Mirror, lease: Lease) -> Iterator[bool]:
+def leased(mirror: Mirror, lease: Lease) -> Iterator[bool]:
     """Holds a lease, without which the mirror uploads nothing; whether this machine was the last to hold it."""
     was_ours = lease.take()
     mirror.guards.append(lease.check)

@@ -39,7 +39,7 @@ from de_jax.files.mirror_names import (
     step_of,
 )
 from de_jax.files.mirror_record import Here, Known
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import parse_json
 from de_jax.types import InputError
 

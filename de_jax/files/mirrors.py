@@ -45,9 +45,9 @@ def local(address: str | Path) -> Path:
     if not isinstance(address, str | os.PathLike) or not os.fspath(address):
         raise InputError(f"the path is {address!r:.60}; name a folder by a str or a Path.")
     text = os.fspath(address)
-    if not buckets.is_bucket(text):
-        return outputs.require_local(address)
-    return _opened(text).path
+    if "://" in text and buckets.is_bucket(text):
+        return _opened(text).path
+    return outputs.require_local(address)
 
 
 @contextlib.contextmanager
@@ -67,8 +67,6 @@ def localized(path: str) -> str:
 def of(path: str | Path) -> tuple[Mirror, str] | None:
     """The mirror that a path lies in, and its name there; None for a path outside."""
     path = Path(path)
-    if buckets.address_of(path) is None:
-        return None
     with _lock:
         holding = [mirror for mirror in _mirrors.values() if path.is_relative_to(mirror.path)]
     if not holding:
@@ -99,6 +97,26 @@ def clear(folder: Path, kept: Callable[[str], bool]) -> None:
         found[0].clear(found[1], kept)
     else:
         folders.clear(folder, kept)
+
+
+@contextlib.contextmanager
+def only_one(path: str | Path, what: str) -> Iterator[None]:
+    """As `outputs.only_one`, on all machines. In a mirror, everything beside the file is fetched again once it is held.
+
+    Raises:
+        InputError: another process holds it; says which, and `what` it is doing.
+    """
+    path = Path(path)
+    with outputs.only_one(path, what):
+        if (found := of(path.parent)) is None:
+            yield
+            return
+        from de_jax.files import leases  # most folders are in no bucket
+
+        mirror, name = found
+        with leases.leased(mirror, leases.Lease(path, buckets.named(what))) as was_ours:
+            mirror.fetch(f"{name}/" if name else "", drops_own=not was_ours)
+            yield
 
 
 def _opened(address: str) -> Mirror:

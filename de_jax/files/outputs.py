@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
 import re
 import shutil
 import socket
+import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,7 +24,6 @@ from typing import Any, TextIO
 import numpy as np
 
 from de_jax.files.reading import read_json as read_json
-from de_jax.files.reading import regular_file
 from de_jax.types import InputError
 
 
@@ -263,16 +262,6 @@ def cache_dir() -> Path:
         raise InputError("this user has no home directory; set DE_JAX_CACHE to a folder for files that are kept.") from None
 
 
-def sha256_of(path: str | Path) -> str:
-    """The hex SHA-256 of a file's bytes.
-
-    Raises:
-        InputError: the file is absent, or is a folder or a device.
-    """
-    with open(regular_file(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """An OSError without a file name, or with a temporary one, gets that of the output, for the sentence that the user reads."""
@@ -291,3 +280,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+SECONDS_IN_FILES = 10.0
+"""Between two states of a bar where stderr is no terminal: a file keeps every one of them."""
+
+
+def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
+    """A tqdm bar; `options` are tqdm's."""
+    from tqdm import tqdm
+
+    return tqdm(iterable, mininterval=0.1 if sys.stderr.isatty() else SECONDS_IN_FILES, **options)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.interop.pretrained import FILE, Origin, Pretrained, PretrainedSide, assemble, disassemble, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.optim import paths

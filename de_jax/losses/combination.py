@@ -1,4 +1,4 @@
-"""Losses made of other losses: a weighted sum, one over the first dimensions of the embeddings, one with a guide's mask."""
+"""Losses made of other losses, by a weighted sum, over the first dimensions or with a guide's mask; and what a loss reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Float
 
 from de_jax.losses import contrast, scores
@@ -162,6 +163,34 @@ def guided(
     own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **contrast.EXACT)
     limit = own - margin * (jnp.abs(own) if relative else 1.0) - _TIE
     return loss(e._replace(guide=e.guide._replace(limit=limit)))  # type: ignore[no-any-return]
+
+
+def fields_read(loss: LossFn, e: Embeddings) -> set[str]:
+    """The fields of a batch's embeddings that a loss depends on; nothing is computed.
+
+    Args:
+        loss: any loss; its metrics do not count.
+        e: all that a batch may bring; shapes suffice.
+
+    Example:
+        >>> import functools
+        >>> import jax.numpy as jnp
+        >>> from de_jax.losses import in_batch_softmax
+        >>> queries, ids = jnp.eye(3), jnp.arange(3)
+        >>> e = Embeddings(queries, queries, ids, ids, neg_queries=jnp.zeros((3, 1, 3)))
+        >>> "neg_queries" in fields_read(in_batch_softmax, e)
+        True
+        >>> "neg_queries" in fields_read(functools.partial(in_batch_softmax, directions="query_to_doc"), e)
+        False
+    """
+    return {path[0].name for path in leaves_read(lambda e: loss(e)[0], e)}
+
+
+def leaves_read(function: Callable[[Any], Any], tree: Any) -> list[Any]:
+    """The key paths of the leaves that a function's result depends on; nothing is computed."""
+    traced = jax.make_jaxpr(function)(tree).jaxpr
+    _, are_read = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return [path for (path, _), is_read in zip(jax.tree_util.tree_leaves_with_path(tree), are_read, strict=True) if is_read]
 
 
 def parts(loss: LossFn) -> Iterator[LossFn]:

@@ -78,7 +78,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
             GUIDE.require_same(folder, GUIDE.open(folder), said)
             return
         if not any((folder / kind).is_dir() for kind in KINDS):
-            folders.require_unused(folder)
+            folders.require_replaceable(folder, None)
         for kind, store in texts.stores.items():
             tower = _TOWERS[kind]
             options: dict[str, Any] = {"max_length": run.side(tower).max_length, "model_hash": encode.tower_hash(run, tower)}

@@ -12,8 +12,8 @@ from typing import Any
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
-from de_jax.files import buckets, leases, mirrors, outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files import buckets, mirrors, outputs
+from de_jax.files.outputs import progress_bar
 from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
@@ -145,7 +145,7 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
     Raises:
         InputError: another miner is at work there.
     """
-    with leases.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+    with mirrors.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
         outputs.remove_leftovers(negatives_dir)
         yield
 

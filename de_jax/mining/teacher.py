@@ -258,7 +258,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
     elif is_begun:
         TEACHER_SCORES.require_same(folder, outputs.read_json(folder / PROGRESS_FILE), plan)
     elif [path.name for path in folder.glob("*")] != [PARTS_DIR]:  # which jobs with a part of the texts left there
-        folders.require_unused(folder)
+        folders.require_replaceable(folder, None)
     return is_complete
 
 

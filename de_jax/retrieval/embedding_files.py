@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
@@ -103,7 +103,7 @@ class EmbeddingWriter:
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
                 raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
         else:
-            folders.require_unused(out_dir)
+            folders.require_replaceable(out_dir, None)
 
     def is_complete(self) -> bool:
         return EMBEDDINGS.is_in(self._dir)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.files import outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.retrieval import milvus_index
 from de_jax.retrieval.faiss_filling import Filling, check_on_disk, faiss, on_gpus, read_on_disk, sentence, write_index
 from de_jax.retrieval.index import ExactIndex, Index, check_documents, check_search, ranking_of, ranks_by_id

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.files import mirror_names, mirrors, outputs
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
 from de_jax.types import InputError
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from de_jax.files import mirrors, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite

@@ -70,7 +70,7 @@ def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="holds no complete expansion"):
         list(read_expansion(folder))
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError, match="exists already and holds"):
         ExpansionWriter(tmp_path, {})
 
 

@@ -94,13 +94,13 @@ def test_generated_queries_are_ranked_for_the_pairs_that_are_trained_on(dataset_
 def test_trainers_read_a_folder_with_empty_texts_when_asked(dataset_dir, tokenizer, tmp_path):
     sizes = {"max_query_length": 8, "max_doc_length": 16, "cache_dir": str(tmp_path)}
     options = {"dataset_dir": str(dataset_dir), "tokenizer": tokenizer, "batch_size": 4, "dev_split": "dev", "pack": False, **sizes}
-    with pytest.raises(InputError, match=r"the text of q3 is empty; .* with beir_pairs\.skip_empty=True\.$"):
+    with pytest.raises(InputError, match=r"the text of q3 is empty; .* set skip_empty\.$"):
         flat(beir_pairs)(**options)
     data = flat(beir_pairs)(**options, skip_empty=True, num_for_both=8)
     assert len(data.texts.pairs) == len(TRAINED)
     assert {data.query_ids[row] for row in data.for_both.rows.tolist()} == {"q0", "q5"}
     assert next(data.batches(0)).query_id.shape == (4,)
-    with pytest.raises(InputError, match="with --skip_empty"):
+    with pytest.raises(InputError, match="set skip_empty"):
         doc_query_pairs([dataset_dir], tokenizer, batch_size=2, **sizes)
     assert doc_query_pairs([dataset_dir], tokenizer, batch_size=2, skip_empty=True, **sizes).num_pairs == len(TRAINED)
 
@@ -141,13 +141,6 @@ def test_judgements_may_be_compressed(dataset_dir, tmp_path):
     assert beir.read_qrels(beir.find_qrels(tmp_path, "dev")) == QRELS["dev"]
     with pytest.raises(InputError, match="has no split 'test'; it has dev, train"):
         beir.find_qrels(tmp_path, "test")
-
-
-def test_the_outermost_spelling_of_an_option_stands():
-    assert input_policy.option("skip_empty") == "--skip_empty"
-    with input_policy.spelled("--gin.a.{}=True"), input_policy.spelled("--gin.b.{}=True"):
-        assert input_policy.option("skip_empty") == "--gin.a.skip_empty=True"
-    assert input_policy.option("skip_empty") == "--skip_empty"
 
 
 def test_only_relevant_judgements_of_identical_ids_are_counted(recwarn):

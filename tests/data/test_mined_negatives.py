@@ -16,7 +16,7 @@ from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.stores import corpus
-from de_jax.files import outputs
+from de_jax.files import outputs, reading
 from de_jax.types import InputError
 
 TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
@@ -316,7 +316,7 @@ def rewrite(folder, neg_docs=None, **facts):
     part = folder / "neg_docs.npy"
     if neg_docs is not None:
         np.save(part, neg_docs)
-    parts = manifest["parts"] | {part.name: outputs.sha256_of(part)}
+    parts = manifest["parts"] | {part.name: reading.sha256_of(part)}
     outputs.write_json(folder / "manifest.json", manifest | {"parts": parts} | facts)
 
 

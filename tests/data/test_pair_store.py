@@ -69,7 +69,7 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
     assert found == [(True, True), (False, False)]
     (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
     assert "its query: 1 (d0); " in said
-    assert said.endswith("; PairsOptions.keep_identical_ids=True ranks them.")
+    assert said.endswith("; keep_identical_ids ranks them.")
 
 
 def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokenizer, tmp_path, recwarn):
@@ -81,7 +81,7 @@ def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokeni
         doc=texts,
         neg_doc_ids=[["d2", "d8"], *[["d2"]] * 8],
     )
-    with pytest.raises(InputError, match=r"the text of q4 is empty; remove it, or skip empty texts with --skip_empty\."):
+    with pytest.raises(InputError, match=r"the text of q4 is empty; remove it, or set skip_empty\."):
         write(tmp_path / "refused", tokenizer, [holes])
     store = write(tmp_path / "kept", tokenizer, [holes], [holes], skip_empty=True)
     data = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "kept"), batch_size=3)

@@ -133,7 +133,7 @@ def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_sto
     (folder / "qrels" / "train.tsv.gz").write_bytes(gzip.compress((folder / "qrels" / "train.tsv").read_bytes()))
     (folder / "qrels" / "train.tsv").unlink()
     settings = BATCHING | {"batch_size": 3, "dev_split": "train"}
-    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with seqio_pairs\.skip_empty=True"):
+    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* set skip_empty"):
         beir_task(folder, spiece, **settings)
     ours = beir_task(folder, spiece, skip_empty=True, **settings)
     theirs = flat(training_set.beir_pairs)(dataset_dir=str(folder), tokenizer=str(spiece), skip_empty=True, **settings)
@@ -141,7 +141,7 @@ def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_sto
     assert ours.dev.qrels == theirs.dev.qrels
     own = [f"--module_arg=dataset_dir={folder}", f"--module_arg=tokenizer={spiece}"]
     arguments = ["--task=toy", "--module=de_jax.tasks.beir", *own]
-    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with --skip_empty\.$"):
+    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* set skip_empty\.$"):
         export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}"])
     export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}", "--skip_empty"])
     assert json.loads(capsys.readouterr().out)["pairs"] == 9
@@ -165,7 +165,7 @@ def test_files_of_pairs_refuse_or_leave_out_empty_texts(module, lines, spiece, t
     write_jsonl(path, lines)
     arguments = {"files": {"train": str(path)}, "tokenizer": str(spiece)}
     task = {"task": "t", "module": f"de_jax.tasks.{module}", "module_args": arguments}
-    with pytest.raises(InputError, match=r" 2: .* is empty; .* skip empty texts with seqio_pairs\.skip_empty=True"):
+    with pytest.raises(InputError, match=r" 2: .* is empty; .* set skip_empty"):
         flat(seqio_batches.seqio_pairs)(**task, batch_size=1)
     data = flat(seqio_batches.seqio_pairs)(**task, batch_size=1, skip_empty=True)
     assert len(data.texts.pairs) == 1

@@ -75,7 +75,7 @@ def test_rows_in_memory_are_read_by_place_alone():
     assert [one.query for one in examples(Repeating())] == ["q0", "q1", "q2"]
     with pytest.raises(InputError, match=r"a table has an end, but this Endless repeats its rows for ever; leave out repeat\(\)"):
         examples(Endless())
-    with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; fix the row, or skip bad rows with --skip_bad"):
+    with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; fix the row, or set skip_bad_rows"):
         examples([{"query": "q", "doc": "d"}, "q"])
     with pytest.raises(InputError, match="a table is a path or a sequence of rows, not a dict"):
         examples({"query": ["q"], "doc": ["d"]})
@@ -132,8 +132,14 @@ class PolarsFrame(list):
         (pyarrow.RecordBatch.from_pylist(GOOD * 4), "a RecordBatch gives no row by its number; give a list of dictionaries, as t"),
         (iter(GOOD), "a table is a path or a sequence of rows, not a list_iterator."),
         (datasets.Dataset.from_list(GOOD).to_iterable_dataset(), "a table is a path or a sequence of rows, not a IterableDataset."),
-        (pandas.DataFrame([["q", "d"]]).to_dict("records"), "row 1: column names must be texts, not 0; fix the row, or skip bad"),
-        ([*GOOD, {"query": "q", "doc": "d", None: ["e"]}], "row 3: column names must be texts, not None; fix the row, or skip bad"),
+        (
+            pandas.DataFrame([["q", "d"]]).to_dict("records"),
+            "row 1: column names must be texts, not 0; fix the row, or set skip_bad",
+        ),
+        (
+            [*GOOD, {"query": "q", "doc": "d", None: ["e"]}],
+            "row 3: column names must be texts, not None; fix the row, or set skip_bad",
+        ),
     ],
 )
 def test_objects_without_rows_of_named_columns_are_refused_with_what_helps(rows, sentence):

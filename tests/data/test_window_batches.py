@@ -157,7 +157,7 @@ def test_a_source_without_pairs_an_empty_text_and_a_batch_that_hosts_cannot_shar
         take(batches_of(Source(sizes=(0, 0))), 0, 1)
     source = Source()
     source.read = lambda shard, skip: iter([{"query": [np.zeros(0, np.int32)] * 8, "doc": [np.ones(1, np.int32)] * 8}])
-    with pytest.raises(InputError, match="the text 0 of a window is empty; remove it, or leave empty texts out with --skip_empty"):
+    with pytest.raises(InputError, match="the text 0 of a window is empty; remove it, or set skip_empty"):
         take(batches_of(source), 0, 1)
     with pytest.raises(InputError, match="batch_size 4 is not divisible by the 3 hosts"):
         batches_of(Source(), num_hosts=3)

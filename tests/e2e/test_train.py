@@ -21,7 +21,7 @@ from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.settings import bound
-from de_jax.training.hooks.preemption import StopOnSignal
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError

@@ -87,7 +87,7 @@ def test_judged_empty_texts_count_as_not_found(tmp_path):
     beir.write(tmp_path / "holes", docs, queries, {"test": qrels})
     (task,) = beir_tasks(tmp_path / "holes", "test")
     policy = Policy(measures=["R@10"], skip_empty=True)
-    with pytest.warns(UserWarning, match=r"holes: judgements dropped, .*: 1 \(c\); .* --keep_identical_ids ranks them"):
+    with pytest.warns(UserWarning, match=r"holes: judgements dropped, .*: 1 \(c\); .* keep_identical_ids ranks them"):
         report = evaluate(task, policy)
     assert (report["num_queries"], report["num_docs"]) == (3, 3)
     assert report["bm25"]["recall@10"] == pytest.approx((0.5 + 0 + 0) / 3)

@@ -9,7 +9,7 @@ import pytest
 
 from de_jax import command
 from de_jax.data.expansion import generated_queries
-from de_jax.files import folders, mirrors, outputs
+from de_jax.files import folders, mirrors, outputs, reading
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -106,7 +106,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused_and_stays(tmp_path, write):
 def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
     for path, why in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a folder")):
         with pytest.raises(InputError, match=why):
-            outputs.sha256_of(path)
+            reading.sha256_of(path)
 
 
 def test_the_home_directory_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):

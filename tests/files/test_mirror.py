@@ -306,7 +306,7 @@ def test_an_upload_that_was_killed_continues_on_its_machine_and_is_seen_nowhere_
             raise KeyboardInterrupt
         return put_(self, name, file)
 
-    with leases.only_one(mirrors.local(RUN) / ".train.lock", "training"):
+    with mirrors.only_one(mirrors.local(RUN) / ".train.lock", "training"):
         path = mirrors.local(RUN)
         write(path, {"run.json": "{}", "metrics.jsonl": "1"})
         mirrors.push_all()
@@ -321,7 +321,7 @@ def test_an_upload_that_was_killed_continues_on_its_machine_and_is_seen_nowhere_
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
     lease._stop.set()
     go_to(monkeypatch, tmp_path / "machine")
-    with leases.only_one(mirrors.local(RUN) / ".train.lock", "training"):
+    with mirrors.only_one(mirrors.local(RUN) / ".train.lock", "training"):
         assert (path / "metrics.jsonl").read_text() == "1, 2"
         assert (path / "checkpoints/10").is_dir()
     assert "checkpoints/10/_CHECKPOINT_METADATA" in bucket()
@@ -333,7 +333,7 @@ def test_a_machine_that_was_overtaken_drops_what_it_did_not_upload(bucket, monke
     checkpoint(lock.parent, 10)
     write(lock.parent, {"metrics.jsonl": "old"})
     put({"metrics.jsonl": "new"})
-    with leases.only_one(lock, "training"):
+    with mirrors.only_one(lock, "training"):
         assert (lock.parent / "metrics.jsonl").read_text() == "new"
         assert not list((lock.parent / "checkpoints").iterdir())
 

@@ -2,7 +2,7 @@
 
 import time
 
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 
 
 def test_a_file_gets_the_first_and_the_last_state_of_a_short_bar(capsys):

@@ -309,7 +309,7 @@ def test_a_run_does_not_continue_with_other_batches(tmp_path):
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "embeddings.npy").write_text("somebody's")
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError, match="exists already and holds"):
         to_dir(CountingTower(), make_store(), tmp_path)
     assert (tmp_path / "embeddings.npy").read_text() == "somebody's"
 

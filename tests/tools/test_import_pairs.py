@@ -102,7 +102,7 @@ def test_what_is_missing_or_wrong_is_said_before_anything_is_written(qa, trained
 def test_bad_rows_are_counted_on_request(tmp_path, capsys):
     path = written_tables.write(tmp_path / "a.tsv", "a\tb\n\tc\nd\te\n")
     argv = [path, "--header=query,positive", "--format=beir", f"--out_dir={tmp_path / 'out'}"]
-    with pytest.raises(InputError, match=r"a\.tsv, line 2: the text in column 'query' is empty; .* with --skip_bad_rows\."):
+    with pytest.raises(InputError, match=r"a\.tsv, line 2: the text in column 'query' is empty; .* set skip_bad_rows\."):
         import_pairs.main(list(map(str, argv)))
     with pytest.warns(UserWarning, match="bad rows left out: 1"):
         report = printed_by(import_pairs, [*argv, "--skip_bad_rows"], capsys)

@@ -157,7 +157,7 @@ def test_scores_that_are_no_numbers_and_folders_of_others_are_refused(tmp_path):
         teacher.write(tmp_path / "a", CANDIDATES, "one", lambda: lambda pairs: np.full(len(pairs), np.nan))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("keep me")
-    with pytest.raises(InputError, match=r"b holds something else; choose a folder that is absent or empty\."):
+    with pytest.raises(InputError, match=r"b exists already and holds .*; choose a folder that is absent or empty\."):
         teacher.write(tmp_path / "b", CANDIDATES, "one", lambda: scores_of)
 
 

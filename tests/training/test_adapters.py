@@ -25,8 +25,7 @@ from de_jax.recipe import Devices, Initialization, Optimization, Recipe
 from de_jax.training.mesh import sharding, sharding_rules
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adamw
-from de_jax.training.run import base
-from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run.checkpoint import Checkpoints, read_base, write_base
 from de_jax.training.run.loop import fresh_state
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, describe_run, load_params, load_run
 from de_jax.training.step.adapters import AdaptedModel, Lora
@@ -168,13 +167,13 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
     low = {path for path, leaf in paths.by_path(before.base).items() if leaf.dtype == jnp.bfloat16}
     assert low == {path for path in paths.all_paths(before.base) if path.endswith(("/kernel", "/embedding"))}
     describe_run(tmp_path, model=recipe.model, query=Side(tokenizer, 6), doc=Side(tokenizer, 6), adapters=lora)
-    base.write(tmp_path, before.base)  # of a run that was killed
-    base.write(tmp_path, first.base)
+    write_base(tmp_path, before.base)  # of a run that was killed
+    write_base(tmp_path, first.base)
     state, _ = step(first, sharding.place(batch(), mesh))
     with contextlib.closing(Checkpoints(tmp_path / CHECKPOINTS_DIR, keep=1)) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-        again = checkpoints.restore(1, like)._replace(base=base.read(tmp_path, like.base))
+        again = checkpoints.restore(1, like)._replace(base=read_base(tmp_path, like.base))
     saved = jax.tree.map(np.asarray, state)
     after, gone_on = (step(one, sharding.place(batch(), mesh))[0] for one in (state, again))
     jax.tree.map(np.testing.assert_array_equal, gone_on, after)

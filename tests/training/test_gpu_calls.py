@@ -11,6 +11,7 @@ from de_jax.configurables import read_recipe
 from de_jax.models import attention, layers
 from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
 from de_jax.training.mesh.sharding import AXES
+from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import Batch
 
 LENGTH, ROWS, LAYERS, HEADS = 128, 12, 2, 2
@@ -63,7 +64,7 @@ def test_a_step_compiled_for_h100s_has_them_on_each(mesh):
     mesh, state = recipe.devices.mesh(devices=plan.open_topology("h100:2").devices), recipe.check()
     shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
-    batch = plan.batch_shapes(batch_size=2 * ROWS, query_length=LENGTH, doc_length=LENGTH)
+    batch = batch_shapes(batch_size=2 * ROWS, query_length=LENGTH, doc_length=LENGTH)
     with layers.compiling_for("gpu"):
         lowered = step.lower(sharding_rules.with_shardings(state, shardings), batch)
     text = lowered.compile().as_text()

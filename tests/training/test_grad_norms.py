@@ -15,12 +15,11 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Initialization, Logging, Recipe
-from de_jax.training.mesh import plan
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.step import grad_norms
 from de_jax.training.step.adapters import Lora
-from de_jax.training.step.train_step import init_state, make_train_step
+from de_jax.training.step.train_step import batch_shapes, init_state, make_train_step
 from de_jax.types import Batch, InputError
 
 ENCODER = T5Config(vocab_size=31, model_dim=8, num_layers=2, num_heads=2, head_dim=4, mlp_dim=8, dtype="float32", dropout_rate=0.0)
@@ -113,7 +112,7 @@ def test_thirds_of_adapters_are_those_of_the_whole_model():
         initialization=Initialization(init_from="nowhere"),
         adapters=Lora(pattern=".*/layers_0/attention/query/kernel", rank=1),
     )
-    metrics = jax.eval_shape(recipe.train_step(recipe.shapes().params), recipe.shapes(), plan.batch_shapes(8, 8, 8))[1]
+    metrics = jax.eval_shape(recipe.train_step(recipe.shapes().params), recipe.shapes(), batch_shapes(8, 8, 8))[1]
     assert {name for name in metrics if name.startswith("grad_norm/")} == {"grad_norm/bottom"}
 
 

@@ -14,6 +14,7 @@ from de_jax.models import layers
 from de_jax.models.t5 import T5Config
 from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
 from de_jax.training.mesh.sharding import make_mesh, replicated
+from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError
 
 TINY = ("vocab_size=64", "model_dim=128", "num_layers=1", "num_heads=2", "head_dim=16", "mlp_dim=64", "dropout_rate=0.0")
@@ -33,7 +34,7 @@ def step_on(topology_name, *settings):
 @functools.cache
 def planned(topology_name, *settings, effort=0.0):
     step, state, mesh, _ = step_on(topology_name, *settings)
-    return plan.compile_for(mesh, step, state, plan.batch_shapes(**SHAPE), effort=effort)
+    return plan.compile_for(mesh, step, state, batch_shapes(**SHAPE), effort=effort)
 
 
 @pytest.mark.parametrize("settings", [(), ("make_mesh.fsdp=4",), ("make_mesh.fsdp=2", "make_mesh.tensor=2")])
@@ -42,7 +43,7 @@ def planned(topology_name, *settings, effort=0.0):
 def test_arguments_are_the_state_and_the_batch_as_they_lie_on_the_mesh(settings):
     memory, state = planned("cpu:8", *settings).memory, step_on("cpu:8", *settings)[1]
     num_shares = 4 if "make_mesh.tensor=2" in settings else 8
-    of_batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.batch_shapes(**SHAPE))) // num_shares
+    of_batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch_shapes(**SHAPE))) // num_shares
     # Adafactor keeps an array of one value where a second moment is not factored, and never reads it.
     placeholders = sum(leaf.shape == (1,) for leaf in jax.tree.leaves(state.opt_state))
     of_state = plan.bytes_per_device(state) - 4 * placeholders

@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int
 from de_jax.data.stores.corpus import KINDS, TokenStore
 from de_jax.data.text import input_policy
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.types import Guide, InputError
 

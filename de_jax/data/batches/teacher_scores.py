@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64, Int
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import trec_columns
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 

@@ -23,7 +23,6 @@ from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.stores.store_writer import joined
-from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs, schema
 from de_jax.types import Batch, InputError
@@ -116,7 +115,6 @@ def window_batches(
     batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
     require_shares(batch_size, share.host_index, num_hosts)
     num_batches = max(1, window // batch_size)
-    skip_option = input_policy.option("skip_empty")
     host_size = batch_size // num_hosts
     host_rows = slice(share.host_index * host_size, (share.host_index + 1) * host_size)
     max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
@@ -124,7 +122,7 @@ def window_batches(
     def windows(first: int, size: int) -> Generator[_Window]:
         chunks = prefetch(stream(shards, first * size, seed=seed), ahead=max(1, size // 1024))
         try:
-            yield from _windows(chunks, size, tokenizers, skip_option)
+            yield from _windows(chunks, size, tokenizers)
         finally:
             chunks.close()
 
@@ -171,29 +169,29 @@ class _Window(NamedTuple):
     ids: Int32[np.ndarray, "N 2"]
 
 
-def _windows(chunks: Iterator[Examples], size: int, tokenizers: Mapping[str, Tokenizer], skip_option: str) -> Iterator[_Window]:
+def _windows(chunks: Iterator[Examples], size: int, tokenizers: Mapping[str, Tokenizer]) -> Iterator[_Window]:
     held: dict[str, list[Any]] = {}
     for chunk in chunks:
         for name, column in chunk.items():
             held.setdefault(name, []).extend(column)
         while len(held["query"]) >= size:
-            yield _window({name: column[:size] for name, column in held.items()}, tokenizers, skip_option)
+            yield _window({name: column[:size] for name, column in held.items()}, tokenizers)
             held = {name: column[size:] for name, column in held.items()}
 
 
-def _window(examples: Examples, tokenizers: Mapping[str, Tokenizer], skip_option: str) -> _Window:
+def _window(examples: Examples, tokenizers: Mapping[str, Tokenizer]) -> _Window:
     ids = [_hashes(examples.get(f"{name}_id") or examples[name]) for name in SIDES]
-    return _Window({name: _store(examples, name, tokenizers[name], skip_option) for name in SIDES}, np.stack(ids, axis=1))
+    return _Window({name: _store(examples, name, tokenizers[name]) for name in SIDES}, np.stack(ids, axis=1))
 
 
-def _store(examples: Examples, name: str, tokenizer: Tokenizer, skip_option: str) -> TokenStore:
+def _store(examples: Examples, name: str, tokenizer: Tokenizer) -> TokenStore:
     """The texts of one side of a window, as a token store in memory."""
     texts = examples[name]
     names = examples.get(f"{name}_id") or [f"{place} of a window" for place in range(len(texts))]
     tokens, lengths = joined(names, texts, tokenizer)
     if not lengths.all():
         name = names[int(np.argmin(lengths))]
-        raise InputError(f"the text {name} is empty; remove it, or leave empty texts out with {skip_option}.")
+        raise InputError(f"the text {name} is empty; remove it, or set skip_empty.")
     if tokens.max() >= tokenizer.vocab_size:
         raise InputError(
             f"a {name} has the token {tokens.max()}, but its vocabulary has {tokenizer.vocab_size}; use the task's own."

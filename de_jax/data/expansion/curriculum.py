@@ -21,8 +21,8 @@ from jaxtyping import Float64, Int, Int32
 from de_jax.data.expansion.generated_queries import fingerprint
 from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
-from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files import folders, outputs, reading, schema
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
@@ -197,7 +197,7 @@ def ranked_texts(
     expansion = Path(expansion)
     made_from = {
         "files": [*hashes, fingerprint(expansion)],
-        "measure": outputs.sha256_of(score_file) if score_file else measure,
+        "measure": reading.sha256_of(score_file) if score_file else measure,
         "gold": "by letters",  # see `usable_queries`; a ranking without this entry compared texts
     }
 

@@ -150,8 +150,7 @@ def open_expansion(
 
 def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
     """Raises `InputError` where the settings of a curriculum do not go together."""
-    if options.curriculum is None:
-        return
+    assert options.curriculum is not None
     if options.max_passages > 1:
         raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
     if not options.expansion:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.text import beir, input_policy
-from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files import folders, outputs, reading, schema
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
@@ -69,7 +69,7 @@ class ExpansionWriter:
             EXPANSION.require_same(self._folder, read_plan(self._folder), self._plan)
         else:
             if not (self._folder / PLAN_FILE).is_file():
-                folders.require_unused(self._folder)
+                folders.require_replaceable(self._folder, None)
             outputs.check_writable(self._folder)
             outputs.write_json(self._folder / PLAN_FILE, self._plan)
         outputs.remove_leftovers(self._folder)
@@ -88,7 +88,7 @@ class ExpansionWriter:
     def finish(self, **counts: Any) -> None:
         """Writes the manifest, which makes the expansion complete."""
         parts = [self._part(number) for number in range(self.num_parts)]
-        hashes = {part.name: outputs.sha256_of(part) for part in parts}
+        hashes = {part.name: reading.sha256_of(part) for part in parts}
         EXPANSION.write_manifest(self._folder, {**self._plan, **counts, "parts": hashes})
         self.is_complete = True
 
@@ -131,7 +131,7 @@ def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | No
 def fingerprint(path: str | Path) -> str:
     """Hex SHA-256 that tells an expansion from others."""
     path = Path(path)
-    return outputs.sha256_of(path / EXPANSION.file if path.is_dir() else path)
+    return reading.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 
 
 def write_released(
@@ -158,7 +158,7 @@ def write_released(
     """
     corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
     input_policy.tell_skipped(corpus, corpus_ids.empty)
-    read = [[Path(path).name, outputs.sha256_of(path)] for path in paths]
+    read = [[Path(path).name, reading.sha256_of(path)] for path in paths]
     names = {name for name, _ in read}
     sources: Any = dict(read) if len(names) == len(read) else read  # files of one name in several folders
     with outputs.in_turn(Path(folder)):

@@ -29,7 +29,7 @@ from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.types import InputError
 

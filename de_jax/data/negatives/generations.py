@@ -27,8 +27,8 @@ from jaxtyping import Int, Int32
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
-from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files import folders, outputs, reading, schema
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
@@ -93,7 +93,7 @@ def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, 
     with folders.atomic_dir(folder) as temporary:
         for name, array in arrays.items():
             outputs.save_array(temporary / name, array)
-        parts = {name: outputs.sha256_of(temporary / name) for name in arrays}
+        parts = {name: reading.sha256_of(temporary / name) for name in arrays}
         entries = {"generation": number, "num_pairs": len(mined.pairs), "parts": parts, **facts}
         manifest = NEGATIVES.write_manifest(temporary, entries)
     return Generation(number, folder, manifest)

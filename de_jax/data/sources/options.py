@@ -1,14 +1,16 @@
-"""Settings that every source of training pairs takes alike, and which share of the batches a process makes."""
+"""Settings that every source of training pairs takes alike, which share of the batches a process makes, and unopened sources."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, check_fields
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -123,3 +125,39 @@ class Share:
     def scope(self) -> str:
         """The prefix of the source's settings in a gin file."""
         return f"{self.source}/" if self.source else ""
+
+
+def parts_of(source: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """The sources of a mixture; of any other source itself."""
+    with contextlib.suppress(KeyError):
+        if isinstance(found := bound(source, "sources"), Mapping) and found:
+            return tuple(found.values())
+    return (source,)
+
+
+def options_of(source: Callable[..., Any]) -> PairsOptions | None:
+    """The settings of a source of pairs, where it has such."""
+    with contextlib.suppress(KeyError):
+        found = bound(source, "options")
+        return found if isinstance(found, PairsOptions) else None
+    return None
+
+
+def texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
+    """The texts in the settings, for `train_step.batch_shapes`."""
+    if options is None:
+        return {}
+    mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
+    found = {name: getattr(options, name) for name in ("max_passages", *mined)}
+    given = {"has_scores": options.teacher_scores, "has_guide": options.guide_dir}
+    return found | {name: True for name, is_given in given.items() if is_given}
+
+
+def most_texts_of_a_pair(source: Callable[..., Any], *, has_cache: bool) -> dict[str, int]:
+    """`texts_of_a_pair`, with additions of a source that are known only when it is open; a negative cache takes their place."""
+    options = options_of(source)
+    found = texts_of_a_pair(options)
+    if name_of(source) == "beir_pairs" or options is None:
+        return found
+    mined = {} if has_cache else {name: getattr(options, name) for name in ("num_neg_docs", "num_neg_queries")}
+    return {**mined, **found, "has_scores": True}

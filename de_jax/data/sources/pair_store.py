@@ -29,7 +29,7 @@ from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import LocalPath, checked
 from de_jax.types import PADDING_ID, InputError
@@ -85,9 +85,8 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
     epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
-    with input_policy.spelled("stored_pairs.{}=True"):
-        pairs = store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order)
-        found = training_set(pairs, options, share)
+    pairs = store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order)
+    found = training_set(pairs, options, share)
     if options.num_for_both:
         asked = store.dev_qrels or set(store.query_store.ids)
         by_doc_tower = functools.partial(_for_doc_tower, store)
@@ -154,7 +153,8 @@ def open_pair_store(pairs_dir: str | Path) -> TrainingPairs:
     """
     store = _open(Path(pairs_dir))
     for texts in (store.query_store, store.doc_store):
-        input_policy.tell_skipped(texts.store_dir, texts.skipped_ids)
+        if texts.skipped_ids:
+            input_policy.tell_skipped(texts.store_dir, texts.skipped_ids)
     return store
 
 

@@ -176,8 +176,7 @@ class _TextWriter:
                 )
         empty = [text_id for text_id, text in zip(text_ids, tokens, strict=True) if not text.size]
         if empty and not self._skip_empty:
-            skip = input_policy.option("skip_empty")
-            raise InputError(f"the text of {empty[0]} is empty; remove it, or skip empty texts with {skip}.")
+            raise InputError(f"the text of {empty[0]} is empty; remove it, or set skip_empty.")
         self._writer.skip(empty)
         kept = [(text_id, text) for text_id, text in zip(text_ids, tokens, strict=True) if text.size]
         if kept:

@@ -17,7 +17,6 @@ from de_jax.data.sources import pair_store, seqio_tasks
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.seqio_tasks import Selection
 from de_jax.data.sources.training_set import TrainingSet, opened
-from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.files import folders, outputs
 from de_jax.settings import NonNegativeInt, checked
@@ -30,7 +29,6 @@ _NEED_ALL_TEXTS = (
 )
 
 
-@input_policy.spelled("seqio_pairs.{}=True")
 @checked
 def seqio_pairs(
     task: str = "",

@@ -27,7 +27,7 @@ from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import folders
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.types import InputError
 
 TEXTS_SPLIT = "all"

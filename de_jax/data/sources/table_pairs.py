@@ -14,7 +14,7 @@ from de_jax.data.sources import pair_store, table_store
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.table_store import Tables
 from de_jax.data.sources.training_set import TrainingSet, opened_tokenizers
-from de_jax.data.text import input_policy, table_files
+from de_jax.data.text import table_files
 from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
@@ -67,18 +67,17 @@ def table_pairs(
             raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
-    with input_policy.spelled("table_pairs.{}=True"):
-        tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
-        made_from = fingerprint(tables, tokenizers)
-        folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
+    tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
+    made_from = fingerprint(tables, tokenizers)
+    folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
 
-        def build(out_dir: Path) -> TrainingPairs:
-            return table_store.write_pairs(out_dir, tables, tokenizers, made_from)
+    def build(out_dir: Path) -> TrainingPairs:
+        return table_store.write_pairs(out_dir, tables, tokenizers, made_from)
 
-        folders.build_once(folder, pair_store.open_pair_store, build)
-        of_folder: dict[str, Any] = dict.fromkeys(("doc_tokenizer", "query_prompt", "doc_prompt", "dev_split"))
-        own = dataclasses.replace(options, tokenizer="", **of_folder)
-        return pair_store.stored_pairs(str(folder), options=own, share=share)
+    folders.build_once(folder, pair_store.open_pair_store, build)
+    of_folder: dict[str, Any] = dict.fromkeys(("doc_tokenizer", "query_prompt", "doc_prompt", "dev_split"))
+    own = dataclasses.replace(options, tokenizer="", **of_folder)
+    return pair_store.stored_pairs(str(folder), options=own, share=share)
 
 
 def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:

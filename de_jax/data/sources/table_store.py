@@ -27,7 +27,7 @@ from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
 _DIGEST_BYTES = 10

@@ -25,12 +25,9 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
-from de_jax.files import outputs
+from de_jax.files import outputs, reading
 from de_jax.settings import LocalPath, checked
 from de_jax.types import Batches, InputError
-
-_SPELLING = "beir_pairs.{}=True"
-"""How a recipe sets the options of `input_policy`."""
 
 
 class DevSet(NamedTuple):
@@ -69,7 +66,7 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
-    texts_of_a_pair: Mapping[str, int] | None = None  # for `plan.batch_shapes`; None where the source does not tell
+    texts_of_a_pair: Mapping[str, int] | None = None  # for `train_step.batch_shapes`; None where the source does not tell
     sources: Mapping[str, TrainingSet] = MappingProxyType({})
     source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
 
@@ -135,26 +132,24 @@ def beir_pairs(
             raise InputError(f"beir_pairs.{name} is not set; add {share.scope}beir_pairs.{name}=<path>.")
     query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
-    with input_policy.spelled(_SPELLING):
-        stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
+    stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     rows = qrel_pairs(_read_split(dataset_dir, split), *stores)
 
     def own_queries() -> list[str]:
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
         return [texts[stores[0].ids[row]] for row in rows[:, 0].tolist()]
 
-    with input_policy.spelled(_SPELLING):
-        pairs = TrainingPairs(
-            Path(dataset_dir).resolve().name,
-            *stores,
-            rows,
-            text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {},
-            query_tokenizer=query_tokenizer,
-            doc_tokenizer=doc_tokenizer,
-            dev_qrels=_read_split(dataset_dir, dev_split) if dev_split is not None else None,
-            own_queries=own_queries,
-        )
-        found = training_set(pairs, options, share)
+    pairs = TrainingPairs(
+        Path(dataset_dir).resolve().name,
+        *stores,
+        rows,
+        text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {},
+        query_tokenizer=query_tokenizer,
+        doc_tokenizer=doc_tokenizer,
+        dev_qrels=_read_split(dataset_dir, dev_split) if dev_split is not None else None,
+        own_queries=own_queries,
+    )
+    found = training_set(pairs, options, share)
     of_both = dev_split or beir.dev_split(dataset_dir) or split
     if options.num_for_both:
         asked = _read_split(dataset_dir, of_both).keys() - set(stores[0].skipped_ids)
@@ -276,7 +271,9 @@ def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
             continue
         is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
         is_trained_on[pairs.pairs[:, side]] = True
-        input_policy.tell_cut(pairs.name, kind, pairs.stores[side].lengths(sys.maxsize)[is_trained_on], *limit)
+        lengths = pairs.stores[side].lengths(sys.maxsize)[is_trained_on]
+        if len(lengths) and np.mean(lengths > limit[1]) >= 0.01:
+            input_policy.tell_cut(pairs.name, kind, lengths, *limit)
 
 
 def _doc_texts(pairs: TrainingPairs, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
@@ -304,7 +301,7 @@ def queries_for_both(
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
     """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
     names = {"queries": "queries", "docs": "corpus"}
-    return {kind: outputs.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
+    return {kind: reading.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
 
 
 def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages: int) -> PassageStore | None:

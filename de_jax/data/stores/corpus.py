@@ -22,8 +22,8 @@ from jaxtyping import Int, Int32
 from de_jax.data.stores.store_writer import TOKEN_STORE, joined, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
-from de_jax.files import folders, outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files import folders, reading
+from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
@@ -267,7 +267,7 @@ def cached_token_store(
     texts_file, cache_dir = Path(texts_file), Path(cache_dir)
     if not texts_file.is_file():
         raise InputError(f"{texts_file} does not exist.")
-    made_from = (kind, str(skip_empty), tokenizer.fingerprint, outputs.sha256_of(texts_file))
+    made_from = (kind, str(skip_empty), tokenizer.fingerprint, reading.sha256_of(texts_file))
     key = folders.key_of(str(TOKEN_STORE.format), *made_from)
     store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
 

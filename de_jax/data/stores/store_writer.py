@@ -13,7 +13,7 @@ from jaxtyping import Int32, Int64
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.types import InputError
 
 _TOKEN = schema.integer(0, schema.MAX_SIZE)

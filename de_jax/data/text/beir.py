@@ -278,10 +278,7 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
     """Yields (line number, id, text) of a jsonl or tsv file."""
     for line, record in _lines(path, with_title=with_title):
         if not record.text and not skip_empty:
-            skip = input_policy.option("skip_empty")
-            raise InputError(
-                f"{path}, line {line}: the text of {record.text_id} is empty; remove the line, or skip empty texts with {skip}."
-            )
+            raise InputError(f"{path}, line {line}: the text of {record.text_id} is empty; remove the line, or set skip_empty.")
         yield line, record.text_id, record.text
 
 

@@ -8,17 +8,12 @@ are equal by chance. Whatever was left out, and whatever training cuts off, is c
 from __future__ import annotations
 
 import argparse
-import contextlib
-import contextvars
 import unicodedata
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
-
-_FLAG = "--{}"
-_SPELLING = contextvars.ContextVar("_SPELLING", default=_FLAG)
 
 
 def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, identical_ids: bool = False) -> None:
@@ -31,24 +26,6 @@ def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, iden
 def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds `--keep_identical_ids`."""
     parser.add_argument("--keep_identical_ids", action="store_true", help="also rank a document that has the query's id")
-
-
-def option(name: str) -> str:
-    """How the user of the running command sets an option of this policy; for messages."""
-    spelling = _SPELLING.get()
-    if name == "keep_identical_ids" and "." in spelling:
-        return f"PairsOptions.{name}=True"
-    return spelling.format(name)
-
-
-@contextlib.contextmanager
-def spelled(spelling: str) -> Iterator[None]:
-    """Messages from within name options so, such as "beir_pairs.{}=True"; within another `spelled`, its spelling stands."""
-    token = _SPELLING.set(spelling if _SPELLING.get() == _FLAG else _SPELLING.get())
-    try:
-        yield
-    finally:
-        _SPELLING.reset(token)
 
 
 def shown(text: str) -> str:
@@ -105,7 +82,7 @@ def tell_unused(num_pairs: int) -> None:
 
 
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
-    """Says how many of the texts to train on are longer than the setting, where that is one in a hundred or more.
+    """Says how many of the texts to train on are longer than the setting.
 
     Args:
         name: of the data.
@@ -114,13 +91,12 @@ def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length
         setting: the maximum's name.
         max_length: tokens.
     """
-    share = float(np.mean(lengths > max_length)) if len(lengths) else 0.0
-    if share >= 0.01:
-        most = int(np.quantile(lengths, 0.99, method="higher"))
-        _tell(
-            f"{name}: {100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at "
-            f"their end; 99 % have at most {most}."
-        )
+    share = float(np.mean(lengths > max_length))
+    most = int(np.quantile(lengths, 0.99, method="higher"))
+    _tell(
+        f"{name}: {100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at "
+        f"their end; 99 % have at most {most}."
+    )
 
 
 def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
@@ -129,7 +105,7 @@ def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
     if dropped:
         _tell(
             f"{name}: judgements dropped, as the document has the id of its query: {len(dropped)} ({examples(dropped)}); "
-            f"such documents count as not found; {option('keep_identical_ids')} ranks them."
+            "such documents count as not found; keep_identical_ids ranks them."
         )
 
 

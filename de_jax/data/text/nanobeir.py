@@ -17,7 +17,7 @@ from typing import Any
 from de_jax.data.text import beir
 from de_jax.data.text.beir import Qrels
 from de_jax.data.text.table_files import import_pyarrow
-from de_jax.files import folders, outputs
+from de_jax.files import folders, reading
 from de_jax.files.reading import regular_file
 from de_jax.types import InputError
 
@@ -76,12 +76,12 @@ def _parquet_sets(root: Path, name: str | None) -> dict[str, Parts]:
 
 def _converted(name: str, parts: Parts, cache_dir: Path) -> Path:
     """The BEIR folder of a set, which is written on the first call."""
-    sums = [outputs.sha256_of(regular_file(file)) for part in _PARTS for file in parts[part]]
+    sums = [reading.sha256_of(regular_file(file)) for part in _PARTS for file in parts[part]]
     return folders.build_once(cache_dir / folders.key_of(_FORMAT, *sums) / name, _opened, functools.partial(_build, parts))
 
 
 def _opened(folder: Path) -> Path:
-    folders.check(folder, mend=_MEND)
+    folders.check_files(folder, mend=_MEND)
     return folder
 
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from de_jax.data.text import beir, docstrings, near_duplicates
 from de_jax.data.text.docstrings import Docstring
-from de_jax.files import outputs, schema
-from de_jax.files.progress import progress_bar
+from de_jax.files import outputs, reading, schema
+from de_jax.files.outputs import progress_bar
 from de_jax.types import InputError
 
 FORMAT = "de_jax pydocs 2"
@@ -103,7 +103,7 @@ def build(
         qrels[split] |= {query_id: {doc.doc_id: 1} for query_id in asked}
     beir.write(out_dir, ((doc.doc_id, doc.signature, doc.rest) for doc in docs), queries.items(), qrels)
     counts = {"docs": len(docs), **{f"{split}_queries": len(judged) for split, judged in qrels.items()}}
-    complete = {**wanted, "counts": counts, "sha256": {name: outputs.sha256_of(out_dir / name) for name in _DATA_FILES}}
+    complete = {**wanted, "counts": counts, "sha256": {name: reading.sha256_of(out_dir / name) for name in _DATA_FILES}}
     outputs.write_json(out_dir / "versions.json", complete)
     return complete
 
@@ -189,7 +189,7 @@ def _versions_of(out_dir: Path) -> dict[str, Any]:
 
 def _is_complete(out_dir: Path, versions: dict[str, Any]) -> bool:
     return set(versions["sha256"]) == set(_DATA_FILES) and all(
-        (out_dir / name).is_file() and outputs.sha256_of(out_dir / name) == sha256 for name, sha256 in versions["sha256"].items()
+        (out_dir / name).is_file() and reading.sha256_of(out_dir / name) == sha256 for name, sha256 in versions["sha256"].items()
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import json_objects, outputs, reading, schema
+from de_jax.files import json_objects, reading, schema
 from de_jax.settings import LOCAL
 from de_jax.types import InputError
 
@@ -111,7 +111,7 @@ def fingerprint(table: Table) -> str:
     found = hashlib.sha256("\n".join([*table.header, ""]).encode())
     files = files_of(table)
     for file in files or ():
-        found.update(f"{_suffix(file)} {outputs.sha256_of(file)}\n".encode())
+        found.update(f"{_suffix(file)} {reading.sha256_of(file)}\n".encode())
     if files is None:
         for row in _rows_of(cast(Rows, table.source)):
             found.update(json.dumps(list(row.values.items()), sort_keys=True, default=str).encode())

@@ -95,8 +95,7 @@ class Reading:
             except ValueError as error:
                 sentence = f"{row.place}: {error}"
                 if not self.table.skip_bad_rows:
-                    skip = input_policy.option("skip_bad_rows")
-                    raise InputError(f"{sentence}; fix the row, or skip bad rows with {skip}.") from None
+                    raise InputError(f"{sentence}; fix the row, or set skip_bad_rows.") from None
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
             else:

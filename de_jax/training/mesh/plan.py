@@ -15,11 +15,9 @@ from jax.sharding import Mesh
 
 from de_jax.models import attention, layers
 from de_jax.training.mesh import absent_gpus, hlo
-from de_jax.types import Batch, Guide, InputError, Packed
+from de_jax.types import InputError
 
 GIB = 2**30
-GUIDE_DIM = 768
-"""Of the embeddings of a guide, which a plan does not open."""
 
 
 class Chip(NamedTuple):
@@ -108,68 +106,6 @@ def open_topology(name: str) -> Topology:
         known = f"{', '.join(CHIPS)} and a grid, {', '.join(absent_gpus.GPUS)} or {SIMULATED} and a number"
         raise InputError(f"the topology {name!r} is unknown; give {known}, such as {EXAMPLES}.")
     return Topology(name, _of_tpu(name, CHIPS[kind].config), CHIPS[kind])
-
-
-def batch_shapes(
-    batch_size: int,
-    query_length: int,
-    doc_length: int,
-    query_rows: int | None = None,
-    doc_rows: int | None = None,
-    *,
-    num_neg_docs: int = 0,
-    num_neg_queries: int = 0,
-    max_passages: int = 1,
-    has_scores: bool = False,
-    has_guide: bool = False,
-) -> Batch:
-    """The shapes of a batch.
-
-    Args:
-        batch_size: pairs.
-        query_length, doc_length: tokens of a row: of one text, padded, or of several, packed.
-        query_rows, doc_rows: how many rows the packed texts of a batch take, mined ones apart; None for texts that are padded.
-        num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
-        max_passages: C, of a document.
-        has_scores: a teacher's come with the batch.
-        has_guide: a guide's embeddings do, taken to have `GUIDE_DIM` dimensions.
-    """
-    passages = (max_passages,) if max_passages > 1 else ()
-
-    def texts(length: int, num_rows: int | None, *own: int, times: int = 1) -> Any:
-        return _texts((batch_size, *own), length, num_rows and num_rows * times)
-
-    ids = _int32(batch_size)
-    mined: dict[str, Any] = {}
-    if num_neg_docs:
-        mined["neg_docs"] = texts(doc_length, doc_rows, num_neg_docs, *passages, times=num_neg_docs)
-        mined["neg_doc_ids"] = _int32(batch_size, num_neg_docs)
-    if num_neg_queries:
-        mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
-        mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
-    scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
-    guide = _guide(batch_size, num_neg_docs, num_neg_queries) if has_guide else None
-    own = texts(query_length, query_rows), texts(doc_length, doc_rows, *passages)
-    return Batch(*own, ids, ids, **mined, scores=scores, guide=guide)
-
-
-def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
-    def of(*rows: int) -> Any:
-        return jax.ShapeDtypeStruct((*rows, GUIDE_DIM), np.float32) if all(rows) else None
-
-    pairs = of(batch_size)
-    return Guide(pairs, pairs, neg_docs=of(batch_size, num_neg_docs), neg_queries=of(batch_size, num_neg_queries))
-
-
-def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
-    if num_rows is None:
-        return _int32(*shape, length)
-    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.batches.layout.packed` has it
-    return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
-
-
-def _int32(*sizes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, np.int32)
 
 
 def compiler_options(effort: float) -> dict[str, int] | None:

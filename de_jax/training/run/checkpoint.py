@@ -23,6 +23,8 @@ from de_jax.training.optim import paths
 from de_jax.training.run.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
+BASE_DIR = "base"
+"""In the folder of a run with adapters: the parameters that no update changes, written once before the first update."""
 UNFINISHED = "*.orbax-checkpoint-tmp"
 ENDED = "ended"
 """Beside the last state of a run that ended before its last update: why."""
@@ -76,7 +78,7 @@ class Checkpoints:
 
         Args:
             step: updates done.
-            state: all of it is written but its `base`, see `run.base`.
+            state: all of it is written but its `base`, see `write_base`.
             beside: JSON values, which `beside(step)` returns again.
 
         Raises:
@@ -120,8 +122,7 @@ class Checkpoints:
             self._check_files(step, ["beside"])
             return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
         except Exception as error:
-            damage = error if isinstance(error, _DamagedError) else _damage(error)
-            raise InputError(f"the checkpoint {self.folder / str(step)} {damage}; delete that folder.") from error
+            raise InputError(f"the checkpoint {self.folder / str(step)} {_damage(error)}; delete that folder.") from error
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step without its `base`, each array placed as its counterpart in `like`.
@@ -203,41 +204,37 @@ class Checkpoints:
             ) from error
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self._restore_intact(step, like)
-        except _DamagedError as error:
-            mend = "continue from an older one" if error.is_alone else self._older(step, like)
-            raise InputError(
-                f"the checkpoint {self.folder / str(step)} {error}; copy it again, or delete that folder to {mend}."
-            ) from error
-
-    def _older(self, step: int, like: dict[str, Any]) -> str:
-        """What remains without a checkpoint; all processes call this."""
-        older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
-        return (
-            f"continue from step {older}, the newest intact one" if older else "start again, because no older checkpoint is intact"
-        )
-
-    def _restore_intact(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
         folder = self.folder / str(step)
-        self._check_files(step, like)
-        for name, tree in like.items():
-            _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
         try:
+            self._check_files(step, like)
+            for name, tree in like.items():
+                _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
             placed = ocp.checkpoint_utils.construct_restore_args
             restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in like.items()}
             return dict(self._manager.restore(step, args=ocp.args.Composite(**restore)))
-        except jax.errors.JaxRuntimeError:  # no memory
+        except (jax.errors.JaxRuntimeError, InputError):  # no memory, or another model's
             raise
         except Exception as error:  # Orbax raises just that, among others, for files that are missing or cut off
-            raise _DamagedError(_damage(error), is_alone=jax.process_count() > 1) from error
+            raise InputError(
+                f"the checkpoint {folder} {_damage(error)}; copy it again, or delete that folder to continue from an older one."
+            ) from error
 
-    def _is_intact(self, step: int, like: dict[str, Any]) -> bool:
-        try:
-            self._restore_intact(step, like)
-        except (_DamagedError, InputError):
-            return False
-        return True
+
+def write_base(run_dir: Path, base: Params) -> None:
+    """Writes the base of a new run; replaces the base of a run that was killed before its first checkpoint."""
+    with contextlib.closing(Checkpoints(run_dir / BASE_DIR, keep=1)) as folder:
+        folder.remove_all()
+        folder.save(0, TrainState(np.zeros((), np.int32), base, {}, np.zeros((), np.int32)))
+
+
+def read_base(run_dir: Path, like: Params) -> Params:
+    """The base, each array placed as its counterpart in `like`.
+
+    Raises:
+        InputError: it is of another model, or damaged.
+    """
+    with contextlib.closing(Checkpoints(run_dir / BASE_DIR)) as folder:
+        return folder.restore_params(0, like)
 
 
 def end_of(folder: Path, step: int) -> str | None:
@@ -283,14 +280,7 @@ class SaveCheckpoints:
 
 
 class _DamagedError(Exception):
-    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence.
-
-    With `is_alone`, the other processes may have read it: this one can only end, which ends them.
-    """
-
-    def __init__(self, how: str, *, is_alone: bool = False) -> None:
-        super().__init__(how)
-        self.is_alone = is_alone
+    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence."""
 
 
 def _training_part(state: TrainState) -> dict[str, Any]:
@@ -346,7 +336,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _damage(error: Exception) -> str:
-    return f"is damaged or half-copied ({_reason(error)})"
+    return str(error) if isinstance(error, _DamagedError) else f"is damaged or half-copied ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:

@@ -17,12 +17,12 @@ import jax
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.files import mirrors
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
-from de_jax.training.run import base, run_log
-from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints
+from de_jax.training.run import run_log
+from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints, read_base, write_base
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
 from de_jax.training.run.settings import Logging, Optimization
@@ -185,7 +185,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         with _faults_explained(training, checkpoints, step_fn):
             state = _first_state(training, checkpoints)
             if state.base is not None and checkpoints.latest_step() is None:
-                base.write(run_dir, state.base)
+                write_base(run_dir, state.base)
             checkpoints.remove_old()
             start_step = int(state.step)
             beside = checkpoints.beside(start_step) if start_step else {}
@@ -220,7 +220,7 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
         raise InputError(f"the run is at step {latest} already, past {name} = {num_steps}; raise it.")
     state = checkpoints.restore(latest, training.like)
     of_base = training.like.base
-    return state if of_base is None else state._replace(base=base.read(checkpoints.folder.parent, of_base))
+    return state if of_base is None else state._replace(base=read_base(checkpoints.folder.parent, of_base))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from de_jax.files import schema
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind
 from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS, require_known_encoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config

@@ -27,15 +27,14 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import leases, mirrors, schema
-from de_jax.files.folders import atomic_dir
-from de_jax.files.kind import Kind
+from de_jax.files import mirrors, schema
+from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
-from de_jax.training.run import base, model_schema
-from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run import model_schema
+from de_jax.training.run.checkpoint import BASE_DIR, Checkpoints, read_base
 from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
 from de_jax.types import Array, InputError, Params, TrainState
@@ -47,7 +46,7 @@ UNUSED_FILE = "unused.safetensors"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 MINING_DIR = "mining"
-_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
+_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
@@ -95,7 +94,7 @@ def only_trainer(run_dir: str | Path) -> Iterator[None]:
         InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
     lock = Path(run_dir) / ".train.lock"
-    with leases.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
+    with mirrors.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
         if mirrors.of(run_dir):
             distributed.agreed(True)  # the first process has fetched the run again
             if not distributed.all_agree(_appears(lock)):
@@ -274,7 +273,7 @@ def _restored(run_dir: Path, step: int | str | None, like: Params, description: 
     adapters = Lora(**description["adapters"])
     trained, of_base = _parts(adapters, like)
     found, params = restore_params(run_dir, step, trained)
-    whole = adapters.merged(paths.tree_of({**paths.by_path(base.read(run_dir, of_base)), **paths.by_path(params)}))
+    whole = adapters.merged(paths.tree_of({**paths.by_path(read_base(run_dir, of_base)), **paths.by_path(params)}))
     return found, jax.tree.map(lambda array, leaf: array.astype(leaf.dtype), whole, like)
 
 

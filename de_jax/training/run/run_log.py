@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from de_jax.files import schema
-from de_jax.files.outputs import append_text, atomic_file, make_folder, naming
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar
 from de_jax.files.reading import BOM, parse_json, read_bytes
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop

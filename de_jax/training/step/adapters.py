@@ -188,7 +188,7 @@ class AdaptedModel:
             e = self.embed(params, Batch(query=tokens, doc=tokens, query_id=None, doc_id=None))
             return e.query, e.doc
 
-        from de_jax.losses.reading import leaves_read
+        from de_jax.losses.combination import leaves_read
 
         read = {paths.path_of(path) for path in leaves_read(embeddings, params)}
         if unread := [path for path in paths.all_paths(params) if re.fullmatch(ADAPTER, path) and path not in read]:

@@ -1,17 +1,19 @@
-"""One update, pure."""
+"""One update, pure, and the shapes of the batches that it takes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from de_jax.training.step import negative_cache
 from de_jax.training.step.negative_cache import Drawn, NegativeCache
-from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState, TrainStep
+from de_jax.types import Array, Batch, Embeddings, Guide, LossFn, Metrics, Packed, Params, TrainState, TrainStep
 
 
 @runtime_checkable
@@ -30,6 +32,8 @@ class Model(Initialisable, Protocol):
         """The embeddings of the texts in a batch that are not None; dropout is on exactly when `rng` is given."""
 
 
+GUIDE_DIM = 768
+"""Of the embeddings of a guide, where a trace or a plan does not open it."""
 # Beside the four keys that `DualEncoder.embed` splits a step's key into.
 _DRAWS, _DRAWN_DROPOUT = 4, 5
 
@@ -163,3 +167,65 @@ def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: 
 
 def _embed_docs(model: Model, params: Params, tokens: Array) -> Array:
     return model.embed(params, Batch(query=None, doc=tokens, query_id=None, doc_id=None)).doc
+
+
+def batch_shapes(
+    batch_size: int,
+    query_length: int,
+    doc_length: int,
+    query_rows: int | None = None,
+    doc_rows: int | None = None,
+    *,
+    num_neg_docs: int = 0,
+    num_neg_queries: int = 0,
+    max_passages: int = 1,
+    has_scores: bool = False,
+    has_guide: bool = False,
+) -> Batch:
+    """The shapes of a batch.
+
+    Args:
+        batch_size: pairs.
+        query_length, doc_length: tokens of a row: of one text, padded, or of several, packed.
+        query_rows, doc_rows: how many rows the packed texts of a batch take, mined ones apart; None for texts that are padded.
+        num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
+        max_passages: C, of a document.
+        has_scores: a teacher's come with the batch.
+        has_guide: a guide's embeddings do, taken to have `GUIDE_DIM` dimensions.
+    """
+    passages = (max_passages,) if max_passages > 1 else ()
+
+    def texts(length: int, num_rows: int | None, *own: int, times: int = 1) -> Any:
+        return _texts((batch_size, *own), length, num_rows and num_rows * times)
+
+    ids = _int32(batch_size)
+    mined: dict[str, Any] = {}
+    if num_neg_docs:
+        mined["neg_docs"] = texts(doc_length, doc_rows, num_neg_docs, *passages, times=num_neg_docs)
+        mined["neg_doc_ids"] = _int32(batch_size, num_neg_docs)
+    if num_neg_queries:
+        mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
+        mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
+    scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
+    guide = _guide(batch_size, num_neg_docs, num_neg_queries) if has_guide else None
+    own = texts(query_length, query_rows), texts(doc_length, doc_rows, *passages)
+    return Batch(*own, ids, ids, **mined, scores=scores, guide=guide)
+
+
+def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
+    def of(*rows: int) -> Any:
+        return jax.ShapeDtypeStruct((*rows, GUIDE_DIM), np.float32) if all(rows) else None
+
+    pairs = of(batch_size)
+    return Guide(pairs, pairs, neg_docs=of(batch_size, num_neg_docs), neg_queries=of(batch_size, num_neg_queries))
+
+
+def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
+    if num_rows is None:
+        return _int32(*shape, length)
+    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.batches.layout.packed` has it
+    return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
+
+
+def _int32(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.int32)
