@@ -30,6 +30,7 @@ ROOMS = {
     "data/expansion": "Document expansion",
     "data/negatives": "Hard negatives",
     "demo": "Search",
+    "engine.py": "Devices and training runs",
     "doc2query": "Query generators",
     "evaluation": "Evaluation",
     "files": "Files and folders",
@@ -186,6 +187,8 @@ def _shared(settings: Settings) -> str:
     shared = _value(settings, "DualEncoder", "shared")
     if _value(settings, "Recipe", "loss") is None:
         return "no towers"
+    if isinstance(shared, Reference):
+        return "what MODEL shares"
     return "everything" if shared is None else ", ".join(PARTS[part] for part in shared) or "nothing"
 
 

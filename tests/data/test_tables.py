@@ -96,7 +96,7 @@ def test_rows_of_a_data_frame_and_scores_of_a_model_are_read():
         },
         {"query": np.str_("r"), "doc": ["f"], "negative": ["n"], "title": math.nan, "scores": [np.float32(0.5), np.int64(2)]},
     ]
-    assert [tuple(one) for one in examples(rows)] == [
+    assert [tuple(one)[:5] for one in examples(rows)] == [
         ("q", ["d", "e"], [], [1.0, 0.5], []), ("r", ["f"], ["n"], [0.5], [2.0])
     ]  # fmt: skip
     with pytest.raises(InputError, match="row 1: column 'doc' holds nan, not a text"):
@@ -277,7 +277,7 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
         ({"query": ["q", "r"], "doc": "d"}, "column 'query' holds 2 queries"),
         ({"query": "q", "doc": ["d", ["e"]]}, r"column 'doc' holds .'e'., not a text"),
         ({"query": "q", "doc": ["d", "e"], "title": "T"}, "2 texts in column 'doc' have 1 titles"),
-        ({"query": "q", "doc": "d", "neg": ["n", ""]}, "the text in column 'neg' is empty"),
+        ({"query": "q", "doc": ["d", "\u200b"]}, "the text in column 'doc' is empty"),
         ({"query": "q", "doc": "d", "neg": [{"docid": 1}]}, "column 'neg' holds nothing, not a text"),
         ({"query": "q", "doc": "d", "score": math.nan}, "the score nan in column 'score' is not a finite number of 32 bits"),
         ({"query": "q", "doc": "d", "score": "nan"}, "column 'score': the score 'nan' is not a finite number of 32 bits"),
@@ -492,3 +492,27 @@ def test_long_json_lists_are_streamed(tmp_path, monkeypatch):
 def test_every_name_a_column_may_have_is_known_once():
     names = [name for some in table_rows.NAMES.values() for name in some]
     assert len(set(names)) == len(names)
+
+
+def test_empty_negatives_are_left_out_with_their_scores_and_counted():
+    rows = [
+        {"query": "q", "doc": "d", "neg": ["n", "", "m"], "scores": [3, 1, 9, 2]},
+        {"query": "r", "doc": "e", "neg": [None, "\ufeff"]},
+    ]
+    with pytest.warns(UserWarning, match=r"empty hard negatives left out: 3\."):
+        first, second = examples(rows)
+    assert (first.neg_docs, first.neg_scores, second.neg_docs) == (["n", "m"], [1.0, 2.0], [])
+
+
+def test_words_for_nothing_are_counted():
+    with pytest.warns(UserWarning, match="2 texts are the word None, nan or null"):
+        assert len(list(examples([{"query": "q", "doc": "None"}, {"query": "nan", "doc": "a Nan bread"}]))) == 2
+
+
+def test_a_json_object_in_a_cell_of_csv_is_a_document(tmp_path):
+    path = tmp_path / "qa.csv"
+    path.write_text('query,doc\nq,"{""title"": ""T"", ""text"": ""d""}"\nr,"{""a"": 1}"\n')
+    assert [one.docs for one in examples(str(path))] == [["T d"], ['{"a": 1}']]
+    path.write_text("query,doc\nq,\"{'text': 'd'}\"\n")
+    with pytest.raises(InputError, match="line 2: column 'doc' holds an object as Python prints it"):
+        list(examples(str(path)))

@@ -73,7 +73,9 @@ class Reached(Exception):
 
 
 DATA, RUN, OUT = "--dataset_dir={folder}", "--run_dir={run}", "--out_dir={out}"
-TINY = " ".join(f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith("beir_pairs"))
+TINY = " ".join(
+    f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith(("beir_pairs", "PairsOptions"))
+)
 RECIPE = (
     "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.PairsOptions.batch_size=8 "
     "--gin.PairsOptions.tokenizer={{spiece}} --gin.PairsOptions.unique_in_batch=False --gin.PairsOptions.dev_split=test "

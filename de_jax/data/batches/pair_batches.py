@@ -24,7 +24,7 @@ from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text import beir
+from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.files import folders
 from de_jax.types import PADDING_ID, Batch, InputError
@@ -176,6 +176,7 @@ class PairBatches:
         self._plan, self._positives = None, None
         if not share.is_joined:
             self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            input_policy.tell_left_out(len(pairs.pairs), self._plan.num_left_out, options.batch_size)
             self._positives = positives_of(pairs.pairs, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
 
@@ -309,6 +310,11 @@ class EpochPlan:
                 f"no batch of {batch_size} pairs without a repeated query or document was found; "
                 "take a smaller batch_size, or unique_in_batch=False."
             )
+
+    @property
+    def num_left_out(self) -> int:
+        """Pairs that the first epoch leaves out, as their texts repeat; those after its last full batch are none of them."""
+        return max(0, len(self._pairs) // self._batch_size - self.num_batches) * self._batch_size if self._order is None else 0
 
     def epoch(self, number: int) -> Int64[np.ndarray, "S B"]:
         """Rows of `pairs`, one batch per row."""

@@ -21,7 +21,7 @@ from de_jax.files import folders, outputs
 from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import InputError
 
-_READ_AS = "table 2"
+_READ_AS = "table 3"
 """Changes whenever equal tables are read as other pairs, so that a kept folder of before is not used."""
 
 

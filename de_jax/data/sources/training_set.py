@@ -207,6 +207,8 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     brought = {
         name: Negatives(rows, drawn) for name, drawn in num_drawn.items() if drawn and (rows := getattr(pairs, name)) is not None
     }
+    for name, negatives in brought.items():
+        input_policy.tell_not_drawn(name, int(np.max(np.sum(negatives.rows >= 0, axis=1), initial=0)), negatives.num_drawn)
     mined = None
     if options.negatives_dir:
         is_first = share.host_index == 0

@@ -318,7 +318,7 @@ def _parse_json(raw: str, with_title: bool) -> _Record:
     text_id, text, title = (_string(record, name, value) for name, value in given.items())
     metadata = record.get("metadata")
     url = record.get("url") or (metadata.get("url") if isinstance(metadata, dict) else "")
-    return _Record(text_id, f"{title} {text}".strip(), title.strip(), url if isinstance(url, str) else "")
+    return _Record(text_id, input_policy.shown(f"{title} {text}"), title.strip(), url if isinstance(url, str) else "")
 
 
 def _string(record: Mapping[str, Any], name: str, value: Any) -> str:
@@ -334,8 +334,8 @@ def _parse_tsv(raw: str, with_title: bool) -> _Record:
         raise ValueError("a header, where texts begin at once; remove the line")
     if len(columns) == 4:
         text_id, url, title, body = columns
-        text = (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither
+        text = input_policy.shown(f"{title} {body}" if with_title else body) or url  # a page may have neither
         return _Record(text_id, text, title.strip(), url)
     if len(columns) != 2:
         raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
-    return _Record(columns[0], columns[1].strip())
+    return _Record(columns[0], input_policy.shown(columns[1]))

@@ -8,6 +8,7 @@ are equal by chance. Whatever was left out, and whatever training cuts off, is c
 from __future__ import annotations
 
 import argparse
+import unicodedata
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,6 +26,42 @@ def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, iden
 def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds `--keep_identical_ids`."""
     parser.add_argument("--keep_identical_ids", action="store_true", help="also rank a document that has the query's id")
+
+
+def shown(text: str) -> str:
+    """The text without blanks at its ends; "" if it has zero-width characters alone."""
+    text = text.strip()
+    return text if text.isascii() or any(unicodedata.category(one) not in ("Cf", "Zs") for one in text) else ""
+
+
+def tell_empty_negatives(table: str, number: int) -> None:
+    """Says how many hard negatives of a table are empty."""
+    if number:
+        _tell(f"{table}: empty hard negatives left out: {number}.")
+
+
+def tell_words(table: str, number: int) -> None:
+    """Says how many texts are a word for "nothing"."""
+    if number:
+        _tell(f"{table}: {number} texts are the word None, nan or null; leave those cells empty if nothing was there.")
+
+
+def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:
+    """Says how many pairs an epoch leaves out because a batch holds no text twice, where it is one in a hundred or more."""
+    if num_left_out >= 0.01 * num_pairs:
+        _tell(
+            f"pairs left out of an epoch, as a batch holds no query and no document twice: {num_left_out:,} of {num_pairs:,} "
+            f"({100 * num_left_out / num_pairs:.0f} %); a smaller PairsOptions.batch_size than {batch_size} leaves fewer out, "
+            "PairsOptions.unique_in_batch=False none."
+        )
+
+
+def tell_not_drawn(name: str, most: int, num_drawn: int) -> None:
+    """Says that pairs come with more hard negatives, "neg_docs" or "neg_queries", than an epoch draws."""
+    if most > num_drawn:
+        _tell(
+            f"pairs have up to {most} hard negatives; in an epoch PairsOptions.num_{name} = {num_drawn} of them are drawn for each."
+        )
 
 
 def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:

@@ -43,6 +43,8 @@ _REQUIRED = ("query", "doc")
 _LISTS = ("doc", "title", "neg_docs")
 """A row may have several texts in these columns."""
 NO_SCORE = math.nan
+_WORDS = frozenset(("None", "none", "nan", "NaN", "null", "NULL", "<NA>"))
+"""What a cell without a text becomes where all columns are made texts."""
 
 
 class Example(NamedTuple):
@@ -53,6 +55,7 @@ class Example(NamedTuple):
     neg_docs: list[str]
     doc_scores: list[float]
     neg_scores: list[float]
+    num_empty_negatives: int = 0  # left out, with their scores
 
 
 Columns = dict[str, tuple[str, ...]]
@@ -84,7 +87,7 @@ class Reading:
         Raises:
             InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
         """
-        first_fault, num_scored = "", 0
+        first_fault, num_scored, num_words, num_empty = "", 0, 0, 0
         for row in read(self.table, self._wanted):
             self.num_rows += 1
             try:
@@ -96,8 +99,12 @@ class Reading:
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
             else:
+                num_words += sum(text in _WORDS for text in (one.query, *one.docs, *one.neg_docs))
+                num_empty += one.num_empty_negatives
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one
+        input_policy.tell_words(self.table.name, num_words)
+        input_policy.tell_empty_negatives(self.table.name, num_empty)
         if num_scored:
             input_policy.tell_scored_pairs(self.table.name, num_scored)
         if self.num_bad_rows == self.num_rows:
@@ -171,7 +178,7 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
 
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
     ...     ["query", "pos", "neg", "scores"], {}))
-    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1])
+    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1], num_empty_negatives=0)
 
     Raises:
         ValueError: a value that its column cannot have; the rest of a sentence that the caller begins with the place.
@@ -181,11 +188,13 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
         raise ValueError(f"column {columns['query'][0]!r} holds {len(queries)} queries")
     title = _cell(values, columns, "title")
     docs = _texts(values, columns["doc"][0], None if _is_missing(title) else title)
-    neg_docs = [text for name in columns.get("neg_docs", ()) if not _is_missing(values[name]) for text in _texts(values, name)]
-    scores = _scores(values, columns, len(docs), len(neg_docs))
-    one = Example(queries[0], docs, neg_docs, scores[: len(docs)], scores[len(docs) :])
+    negatives = [one for name in columns.get("neg_docs", ()) for one in _negatives(values, name)]
+    scores = _scores(values, columns, len(docs), len(negatives))
+    kept = [(text, score) for text, score in zip(negatives, scores[len(docs) :], strict=True) if text]
+    num_empty = len(negatives) - len(kept)
+    one = Example(queries[0], docs, [text for text, _ in kept], scores[: len(docs)], [score for _, score in kept], num_empty)
     if "label" in columns:
-        return _labelled(one, _labels(values, columns, len(docs), len(neg_docs)))
+        return _labelled(one, _labels(values, columns, len(docs), len(one.neg_docs)))
     if not docs:
         raise ValueError(f"column {columns['doc'][0]!r} holds no document")
     return one
@@ -195,12 +204,11 @@ def _labelled(one: Example, labels: Sequence[float]) -> Example:
     """The same without the documents whose label is 0, which are hard negatives; other labels are scores, except `NO_SCORE`."""
     scores = [score if math.isnan(label) else label for label, score in zip(labels, one.doc_scores, strict=True)]
     relevant, others = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
-    return Example(
-        one.query,
-        [one.docs[place] for place in relevant],
-        [one.docs[place] for place in others] + one.neg_docs,
-        [scores[place] for place in relevant],
-        [one.doc_scores[place] for place in others] + one.neg_scores,
+    return one._replace(
+        docs=[one.docs[place] for place in relevant],
+        neg_docs=[one.docs[place] for place in others] + one.neg_docs,
+        doc_scores=[scores[place] for place in relevant],
+        neg_scores=[one.doc_scores[place] for place in others] + one.neg_scores,
     )
 
 
@@ -215,6 +223,15 @@ def _cell(values: Mapping[str, Any], columns: Columns, role: str) -> Any:
         return None
     value = values[columns[role][0]]
     return None if isinstance(value, str) and not value else value
+
+
+def _negatives(values: Mapping[str, Any], column: str) -> list[str]:
+    """The texts of a cell of hard negatives; "" for each that is missing."""
+    if _is_missing(values[column]):
+        return []
+    several = values[column] if isinstance(values[column], list | tuple) else [values[column]]
+    is_empty = lambda one: _is_missing(one) or (isinstance(one, str) and not input_policy.shown(one))  # noqa: E731
+    return ["" if is_empty(one) else _text(one, None, column) for one in several]
 
 
 def _texts(values: Mapping[str, Any], column: str, title: Any = None) -> list[str]:
@@ -236,7 +253,7 @@ def _text(value: Any, title: Any, column: str) -> str:
     if not isinstance(value, str) or not isinstance(title, str):
         wrong = title if isinstance(value, str) else value
         raise ValueError(f"column {column!r} holds {_kind(wrong)}, not a text")
-    text = f"{title} {value}".strip()
+    text = input_policy.shown(f"{title} {value}")
     if not text:
         raise ValueError(f"the text in column {column!r} is empty")
     if not text.isascii():
