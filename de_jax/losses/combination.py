@@ -1,4 +1,4 @@
-"""Losses made of other losses, by a weighted sum, over the first dimensions or with a guide's mask; and what a loss reads."""
+"""Losses made of other losses, by a weighted sum, over the first dimensions or with a guide's mask; and the fields that a loss reads."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LISTS = ("doc", "title", "neg_docs")
 """A row may have several texts in these columns."""
 NO_SCORE = math.nan
 _WORDS = frozenset(("None", "none", "nan", "NaN", "null", "NULL", "<NA>"))
-"""What a cell without a text becomes where all columns are made texts."""
+"""The texts of empty cells where all columns are made texts."""
 
 
 class Example(NamedTuple):
