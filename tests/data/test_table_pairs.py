@@ -290,7 +290,7 @@ def test_a_dev_split_that_a_table_cannot_have_is_refused(vocabulary, tmp_path):
 
 def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_path):
     path = written_tables.write(tmp_path / "qa.csv", "question,answer\nwhy?,\nwho?,me\nwhat?,this\n")
-    with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* table_pairs\.skip_bad"):
+    with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* set skip_bad_rows"):
         opened(str(path), vocabulary, tmp_path)
     assert not list(tmp_path.glob("qa-*"))
     with pytest.warns(UserWarning, match=r"bad rows left out: 1 \("):

@@ -176,8 +176,8 @@ class PairBatches:
         self._plan, self._positives = None, None
         if not share.is_joined:
             self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
-            if (left_out := self._plan.num_left_out) >= 0.01 * len(pairs.pairs):
-                input_policy.tell_left_out(len(pairs.pairs), left_out, options.batch_size)
+            if self._plan.num_left_out >= 0.01 * len(pairs.pairs):
+                input_policy.tell_left_out(len(pairs.pairs), self._plan.num_left_out, options.batch_size)
             self._positives = positives_of(pairs.pairs, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
 
@@ -314,7 +314,7 @@ class EpochPlan:
 
     @property
     def num_left_out(self) -> int:
-        """Pairs that the first epoch leaves out, as their texts repeat; those after its last full batch do not count."""
+        """Pairs that the first epoch leaves out because their texts repeat, in whole batches."""
         return max(0, len(self._pairs) // self._batch_size - self.num_batches) * self._batch_size if self._order is None else 0
 
     def epoch(self, number: int) -> Int64[np.ndarray, "S B"]:

@@ -41,7 +41,7 @@ def tell_empty_negatives(table: str, number: int) -> None:
 
 
 def tell_words(table: str, number: int) -> None:
-    """Says how many texts are a word for "nothing"."""
+    """Says how many texts are a word such as None."""
     if number:
         _tell(f"{table}: {number} texts are the word None, nan or null; leave those cells empty if nothing was there.")
 
@@ -50,8 +50,8 @@ def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:
     """Says how many pairs an epoch leaves out because a batch holds no text twice."""
     _tell(
         f"pairs left out of an epoch, as a batch holds no query and no document twice: {num_left_out:,} of {num_pairs:,} "
-        f"({100 * num_left_out / num_pairs:.0f} %); a smaller PairsOptions.batch_size than {batch_size} leaves fewer out, "
-        "PairsOptions.unique_in_batch=False none."
+        f"({100 * num_left_out / num_pairs:.0f} %). A smaller PairsOptions.batch_size than {batch_size} leaves fewer out, and "
+        "PairsOptions.unique_in_batch=False takes all."
     )
 
 

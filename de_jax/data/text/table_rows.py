@@ -44,7 +44,7 @@ _LISTS = ("doc", "title", "neg_docs")
 """A row may have several texts in these columns."""
 NO_SCORE = math.nan
 _WORDS = frozenset(("None", "none", "nan", "NaN", "null", "NULL", "<NA>"))
-"""Cells without a text, after all columns were made texts."""
+"""The texts of empty cells where all columns are made texts."""
 
 
 class Example(NamedTuple):
