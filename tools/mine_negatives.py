@@ -84,6 +84,7 @@ def _mine_by_run(
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingPairs(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
+    texts = texts.with_equal_texts(run.query, run.doc)
 
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}

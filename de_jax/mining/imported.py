@@ -14,8 +14,8 @@ from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example
 from de_jax.types import InputError
 
-_Negatives = dict[str, Sequence[str]]
-"""Ids of documents, each with all that have its text."""
+_Negatives = dict[str, None]
+"""Ids of documents, each the first with its text."""
 
 
 class Target(NamedTuple):
@@ -25,7 +25,7 @@ class Target(NamedTuple):
         name: of the folder, for messages.
         pairs: (query id, document id), in order.
         query_ids, doc_ids: the ids of a text, several where it is there several times, none where it is not.
-        is_doc: whether there is a document with this id.
+        first_query, first_doc: of each id the first one with its text.
         facts: the facts about the texts for the manifest of a generation.
     """
 
@@ -33,15 +33,20 @@ class Target(NamedTuple):
     pairs: Sequence[tuple[str, str]]
     query_ids: Callable[[str], Sequence[str]]
     doc_ids: Callable[[str], Sequence[str]]
-    is_doc: Callable[[str], bool]
+    first_query: Mapping[str, str]
+    first_doc: Mapping[str, str]
     facts: Mapping[str, str]
 
     def not_negative(self, *, keep_identical_ids: bool) -> dict[str, set[str]]:
-        """By query, its documents, and the document that has its id unless such documents are kept."""
-        found: dict[str, set[str]] = {}
+        """By query, the first ids of its documents' texts, and of the document that has its id unless such documents are kept.
+
+        Queries of equal text have the documents of both.
+        """
+        of_text: dict[str, set[str]] = {}
         for query_id, doc_id in self.pairs:
-            found.setdefault(query_id, set() if keep_identical_ids else {query_id}).add(doc_id)
-        return found
+            own = of_text.setdefault(self.first_query.get(query_id, query_id), set())
+            own.update(self.first_doc.get(one, one) for one in (doc_id, *([] if keep_identical_ids else [query_id])))
+        return {query_id: of_text[self.first_query.get(query_id, query_id)] for query_id, _ in self.pairs}
 
 
 def of_beir(dataset_dir: str | Path, split: str) -> Target:
@@ -53,10 +58,10 @@ def of_beir(dataset_dir: str | Path, split: str) -> Target:
     qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     queries = _ids_by_text(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=True))
     docs = _ids_by_text(beir.iter_docs(beir.find_file(dataset_dir, "corpus"), skip_empty=True))
-    doc_ids = {one for ids in docs.values() for one in ids}
+    first_query, first_doc = ({one: ids[0] for ids in found.values() for one in ids} for found in (queries, docs))
     pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, grade in judged.items() if grade > 0]
     by_text = {name: (lambda text, ids=ids: ids.get(text_id(text), ())) for name, ids in (("query", queries), ("doc", docs))}
-    return Target(str(dataset_dir), pairs, by_text["query"], by_text["doc"], doc_ids.__contains__, text_hashes(dataset_dir))
+    return Target(str(dataset_dir), pairs, by_text["query"], by_text["doc"], first_query, first_doc, text_hashes(dataset_dir))
 
 
 def of_pair_store(pairs_dir: str | Path) -> Target:
@@ -68,13 +73,13 @@ def of_pair_store(pairs_dir: str | Path) -> Target:
     store = pair_store.open_pair_store(pairs_dir)
     queries, docs = store.query_store, store.doc_store
     pairs = [(queries.ids[query], docs.ids[doc]) for query, doc in store.pairs.tolist()]
-    known_queries, known_docs = set(queries.ids), set(docs.ids)
+    first_query, first_doc = ({one: one for one in store.ids} for store in (queries, docs))
 
     def ids_in(known: Collection[str]) -> Callable[[str], Sequence[str]]:
         return lambda text: [found] if (found := text_id(text)) in known else []
 
     facts = {"queries": queries.content_hash, "docs": docs.content_hash}
-    return Target(str(pairs_dir), pairs, ids_in(known_queries), ids_in(known_docs), known_docs.__contains__, facts)
+    return Target(str(pairs_dir), pairs, ids_in(first_query), ids_in(first_doc), first_query, first_doc, facts)
 
 
 def from_examples(
@@ -107,7 +112,7 @@ def from_examples(
                     f"the negative {text[:60]!r} is not among the documents of {target.name}; add it there, or leave such "
                     "negatives out with --skip_bad_rows."
                 )
-            negatives |= dict.fromkeys(ids, ids)
+            negatives |= dict.fromkeys(ids[:1])
             counts["unknown_negatives"] += not ids
         places: list[_Negatives] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
         if one.docs:
@@ -118,7 +123,7 @@ def from_examples(
             place.update(negatives)
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     lines = (
-        Mined(query, doc, [one for one, same in (found | of_query[query]).items() if excluded[query].isdisjoint(same)], [])
+        Mined(query, doc, [one for one in found | of_query[query] if one not in excluded[query]], [])
         for (query, doc), found in of_pair.items()
     )
     return _some(lines, target), counts
@@ -150,8 +155,9 @@ def from_ranking(
     chosen: dict[str, list[str]] = {}
     for query, docs in ranking.items():
         if query in excluded:
-            chosen[query] = [doc for doc in docs if doc not in excluded[query]][first_rank - 1 : depth]
-            if unknown := [doc for doc in chosen[query] if not target.is_doc(doc)]:
+            distinct = dict.fromkeys(target.first_doc.get(doc, doc) for doc in docs)
+            chosen[query] = [doc for doc in distinct if doc not in excluded[query]][first_rank - 1 : depth]
+            if unknown := [doc for doc in chosen[query] if doc not in target.first_doc]:
                 raise beir.unknown_ids(unknown, f"documents ranked for {query} that are not in {target.name}")
     lines = (Mined(query, doc, chosen.get(query, []), []) for query, doc in dict.fromkeys(target.pairs))
     return _some(lines, target), {"unknown_pairs": sum(query not in excluded for query in ranking), "unknown_negatives": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
-from de_jax.types import PADDING_ID, InputError
+from de_jax.types import PADDING_ID, InputError, Ranking
 
 MIN_RELEVANCE = 1
 """The grade from which a judged document is a positive."""
@@ -112,7 +112,7 @@ class Embedded(NamedTuple):
     """The encoded texts of a search by one checkpoint."""
 
     step: int  # of the checkpoint
-    query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
+    query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair, equal texts once
     queries: Float[np.ndarray, "q D"]
     docs: Float[np.ndarray, "n D"]  # all documents, or all their passages
     folder: Path | None  # that holds `docs`
@@ -144,7 +144,7 @@ def embed(
         folder = encode.cached_docs(run, store, keep_as, texts_per_shard=texts_per_shard, progress=progress)
     docs = open_embeddings(folder)[1] if folder else encode.docs(run, store, progress=progress)
     clock.lap("encode")
-    query_rows = np.unique(texts.pairs[:, 0])
+    query_rows = np.unique(texts.by_text[:, 0])
     queries = encode.queries(run, texts.query_store, rows=query_rows)
     clock.lap("encode_queries")
     return Embedded(run.step, query_rows, queries, docs, folder, clock.seconds)
@@ -163,6 +163,7 @@ def mine(
     Negative documents are near the query, as in ANCE (Xiong et al. 2021). Negative queries are training queries near the document,
     as in DANCE (Li et al. 2021). A query's negatives exclude the documents of all its training pairs, and a document's negatives
     exclude the queries of all its training pairs. With `texts.drop_identical_ids`, they also exclude the text with the same id.
+    Copies of a text under other ids are the same text.
 
     Args:
         embedded: see `embed`.
@@ -178,17 +179,17 @@ def mine(
         InputError: mined queries for documents of several passages, or an unsuitable generation or file for the statistics.
     """
     clock = _Clock(embedded.seconds)
-    anchors, positives = np.searchsorted(embedded.query_rows, texts.pairs[:, 0]), texts.pairs[:, 1]
-    known = np.unique(np.stack([anchors, positives], axis=1), axis=0)
-    if texts.drop_identical_ids:
-        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[embedded.query_rows]))
+    positives, first = texts.by_text[:, 1], texts.first_docs
+    anchors = np.searchsorted(embedded.query_rows, texts.by_text[:, 0])
+    of_ids = texts.doc_store.rows_of(texts.query_store.encoded_ids[texts.pairs[:, 0]]) if texts.drop_identical_ids else None
+    known = _known(anchors, positives, of_ids, first)
     index = _index_of(embedded, texts, miner)
     clock.lap("index")
-    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
-    ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
+    depth = max(miner.last_rank + _most(known, first), mining_statistics.DEPTH)
+    ranking = _once(index.search(embedded.queries, min(texts.doc_store.num_texts, depth)), first)
     clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
-    teacher = teacher_scores.by_rows(miner.teacher_scores, texts.query_store, texts.doc_store) if miner.teacher_scores else None
+    teacher = teacher_scores.by_rows(miner.teacher_scores, texts) if miner.teacher_scores else None
     mined = choose(
         ranking,
         anchors,
@@ -251,19 +252,20 @@ def mine_bm25(
     if not len(pairs):
         raise InputError("no document is judged relevant, so there is nothing to mine for; give the qrels of a training split.")
     input_policy.tell_unused(len(judged) - len(pairs))
-    query_rows, anchors = np.unique(pairs[:, 0], return_inverse=True)
+    first_query, first = _first_rows(dataset.queries.texts), _first_rows(dataset.docs.texts)
+    query_rows, anchors = np.unique(first_query[pairs[:, 0]], return_inverse=True)
+    positives = first[pairs[:, 1]]
     index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
     clock.lap("index")
-    known = np.unique(np.stack([anchors, pairs[:, 1]], axis=1), axis=0)
-    if drop_identical_ids:
-        known = _with(known, np.array([row_of_doc.get(dataset.queries.ids[row], -1) for row in query_rows.tolist()]))
-    depth = min(len(dataset.docs.ids), miner.last_rank + _most(known))
-    ranking = index.search([dataset.queries.texts[row] for row in query_rows], depth)
+    of_ids = np.array([row_of_doc.get(dataset.queries.ids[row], -1) for row in pairs[:, 0]]) if drop_identical_ids else None
+    known = _known(anchors, positives, of_ids, first)
+    depth = min(len(dataset.docs.ids), miner.last_rank + _most(known, first))
+    ranking = _once(index.search([dataset.queries.texts[row] for row in query_rows], depth), first)
     clock.lap("search")
     mined = choose(
         ranking,
         anchors,
-        pairs[:, 1],
+        positives,
         np.zeros(len(pairs), np.float32),
         known,
         num_negatives=miner.num_neg_docs,
@@ -309,13 +311,14 @@ def _mine_queries(
     """The dual task: queries near each document of a training pair; `chosen` are places among the embedded queries."""
     if texts.passages is not None:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or num_neg_queries to 0.")
-    docs, doc_of_pair = np.unique(texts.pairs[:, 1], return_inverse=True)
-    query_rows = embedded.query_rows
-    known = np.unique(np.stack([doc_of_pair, anchors], axis=1), axis=0)
+    docs, doc_of_pair = np.unique(texts.by_text[:, 1], return_inverse=True)
+    query_rows, of_ids = embedded.query_rows, None
     if texts.drop_identical_ids:
-        same = texts.query_store.rows_of(texts.doc_store.encoded_ids[docs])
+        same = texts.query_store.rows_of(texts.doc_store.encoded_ids[texts.pairs[:, 1]])
+        same = texts.first("query", same)
         place = np.minimum(np.searchsorted(query_rows, same), len(query_rows) - 1)
-        known = _with(known, np.where(query_rows[place] == same, place, -1))
+        of_ids = np.where(query_rows[place] == same, place, -1)
+    known = _known(doc_of_pair, anchors, of_ids)
     near = _is_duplicate(texts.query_store, miner)
     index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows.tolist()])
     depth = min(miner.last_rank + _most(known), len(query_rows))
@@ -338,15 +341,44 @@ def _mine_queries(
     return mined
 
 
-def _with(known: Int[np.ndarray, "known 2"], candidates: Int[np.ndarray, " a"]) -> Int[np.ndarray, "more 2"]:
-    """The pairs (anchor, candidate) in `known`, and each anchor with the candidate of its own id; a candidate of -1 is skipped."""
-    same = np.stack([np.arange(len(candidates)), candidates], axis=1)
-    return np.unique(np.concatenate([known, same[candidates >= 0]]), axis=0)
+def _known(
+    anchors: Int[np.ndarray, " P"],
+    positives: Int[np.ndarray, " P"],
+    of_ids: Int[np.ndarray, " P"] | None,
+    first: np.ndarray | None = None,
+) -> Int[np.ndarray, "known 2"]:
+    """(anchor, candidate) of each pair, and each anchor with the candidate that has its own id, if any; -1 is skipped."""
+    if of_ids is None:
+        return np.unique(np.stack([anchors, positives], axis=1), axis=0)
+    same = np.stack([anchors, of_ids if first is None else first[of_ids]], axis=1)
+    return np.unique(np.concatenate([np.stack([anchors, positives], axis=1), same[same[:, 1] >= 0]]), axis=0)
 
 
-def _most(known: Int[np.ndarray, "known 2"]) -> int:
-    """The largest number of known candidates of an anchor."""
-    return int(np.bincount(known[:, 0]).max())
+def _most(known: Int[np.ndarray, "known 2"], first: np.ndarray | None = None) -> int:
+    """The largest number of known candidates of an anchor, copies included."""
+    copies = None if first is None else np.bincount(first[:-1])[known[:, 1]]
+    return int(np.bincount(known[:, 0], copies).max())
+
+
+def _first_rows(texts: Sequence[str]) -> Int[np.ndarray, " n_and_1"]:
+    """As `equal_texts.first_rows`, of texts without tokens."""
+    firsts: dict[str, int] = {}
+    return np.array([*(firsts.setdefault(text, row) for row, text in enumerate(texts)), PADDING_ID])
+
+
+def _once(ranking: Ranking, first: np.ndarray | None) -> Ranking:
+    """A ranking by first rows, each text at its best rank; other places of its copies hold -1."""
+    if first is None:
+        return ranking
+    rows = first[ranking.doc_rows].astype(np.int32)
+    has_copy = np.flatnonzero((rows != ranking.doc_rows).any(axis=1))
+    own = rows[has_copy]
+    order = np.argsort(own, axis=1, kind="stable")
+    in_order = np.take_along_axis(own, order, axis=1)
+    in_order[:, 1:][in_order[:, 1:] == in_order[:, :-1]] = -1
+    np.put_along_axis(own, order, in_order, axis=1)
+    rows[has_copy] = own
+    return Ranking(rows, ranking.scores)
 
 
 def _is_duplicate(store: TokenStore, miner: Miner) -> IsDuplicate | None:

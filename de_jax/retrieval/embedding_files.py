@@ -22,7 +22,6 @@ from jaxtyping import Float, Int, UInt64
 from de_jax.files import folders, outputs, schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
 
 EMBEDDINGS = Kind(
@@ -37,8 +36,6 @@ EMBEDDINGS = Kind(
     mend="delete the folder and encode again",
 )
 HASHES_FILE = "texts.npy"
-_TEXTS_AT_ONCE = 4096
-"""Hashed at a time."""
 PROGRESS = schema.record({"dim": schema.integer(1, schema.MAX_SIZE), "num_done": schema.integer()})
 
 
@@ -120,6 +117,10 @@ class EmbeddingWriter:
         self.num_done += len(block)
         outputs.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
 
+    def written(self) -> np.ndarray:
+        """The rows so far, memory-mapped, [num_done, D]; at least one."""
+        return np.memmap(self._array, "<f4", "r", self._size(0), (self.num_done, self._dim))
+
     def finish(self, ids: Iterable[str]) -> None:
         """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
         outputs.write_json(self._dir / "ids.json", list(ids))
@@ -162,22 +163,6 @@ class Known(NamedTuple):
         """The row of each text; -1 where it is not known."""
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         return np.where(self.hashes[places] == hashes, self.rows[places], -1)
-
-
-def text_hashes(store: Store, max_length: int) -> UInt64[np.ndarray, " n"]:
-    """64 bits that tell the tokens of each text, cut to `max_length`, from others: a sum of tokens times random odd numbers.
-
-    Two texts of fewer than 2^17 different tokens have equal hashes with a probability below 2^-46.
-    """
-    lengths = store.lengths(max_length)
-    factors = np.random.default_rng(0).integers(0, 2**63, int(lengths.max()), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    hashes = np.empty(store.num_texts, np.uint64)
-    for start in range(0, store.num_texts, _TEXTS_AT_ONCE):
-        rows = np.arange(start, min(start + _TEXTS_AT_ONCE, store.num_texts))
-        width = int(lengths[rows].max())
-        tokens = store.pad(rows, max_length, width).astype(np.uint64)
-        hashes[rows] = tokens @ factors[:width]
-    return hashes
 
 
 def keep_hashes(folder: Path, hashes: UInt64[np.ndarray, " n"]) -> None:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.stores.equal_texts import first_places, first_rows, text_hashes
 from de_jax.files import folders, outputs
 from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
@@ -49,7 +50,7 @@ def encode(
     length_multiple: int | None = None,
     progress: Progress = lambda texts: None,
 ) -> Float[np.ndarray, "r D"]:
-    """Embeddings of a store's texts, float32, in the store's order.
+    """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
     Args:
         encode_fn, store: the tower and the tokenized texts.
@@ -66,14 +67,19 @@ def encode(
     if not len(rows):
         raise InputError("there is no text to encode; give a store with at least one.")
     tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
-    batches = plan(store.lengths(max_length)[rows], tokens_per_batch=tokens_per_batch, length_multiple=length_multiple)
+    firsts = first_places(text_hashes(store, max_length, rows))
+    distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
+    lengths = store.lengths(max_length)[rows[distinct]]
+    batches = plan(lengths, tokens_per_batch=tokens_per_batch, length_multiple=length_multiple)
     embeddings: np.ndarray | None = None
-    for positions, slots, result in _dispatched(encode_fn, store, rows, batches, max_length):
+    for positions, slots, result in _dispatched(encode_fn, store, rows[distinct], batches, max_length):
         block = np.asarray(result, np.float32)  # [b, S, D]
         embeddings = aligned(len(rows), block.shape[-1]) if embeddings is None else embeddings
-        embeddings[positions] = block.reshape(-1, block.shape[-1])[slots]
+        embeddings[distinct[positions]] = block.reshape(-1, block.shape[-1])[slots]
         progress(len(positions))
     assert embeddings is not None
+    embeddings[copies] = embeddings[firsts[copies]]
+    progress(len(copies))
     return embeddings
 
 
@@ -117,7 +123,7 @@ def encode_to_dir(
     options: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
     folder, texts = Path(out_dir), range(store.num_texts)
     if part is None:
-        parts.join(folder)
+        parts.join(folder, lambda: first_rows(store, max_length))
     elif not EMBEDDINGS.is_in(folder):
         folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
         source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
@@ -128,16 +134,23 @@ def encode_to_dir(
         if writer.is_complete():
             return
         progress(writer.num_done)
+        firsts = first_rows(store, max_length)
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
-            if not known or (there < 0).all():
-                block = encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **options)
+            is_new, is_known = (there < 0) & (firsts[rows] == rows), there >= 0
+            if not is_new.any() and not known and not writer.num_done:
+                is_new[0] = True  # says how many dimensions there are
+            if is_new.any():
+                encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
             else:
-                block = known[0].embeddings[there]
-                if (is_new := there < 0).any():
-                    block[is_new] = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
-                progress(int(np.count_nonzero(~is_new)))
+                encoded = (known[0].embeddings if known else writer.written())[:0]
+            block = np.zeros((len(rows), encoded.shape[1]), np.float32)
+            block[is_new] = encoded
+            if known:
+                block[is_known] = known[0].embeddings[there[is_known]]
+            _fill_copies(block, np.flatnonzero(~is_new & ~is_known), firsts[rows] - start, start - texts.start, writer)
+            progress(len(rows) - len(encoded))
             writer.append(block)
         writer.finish(store.ids[texts.start : texts.stop])
 
@@ -180,7 +193,7 @@ def cached_docs(
     folder = embeddings_dir(run.run_dir)
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
     if not EMBEDDINGS.is_in(out_dir):
-        hashes = embedding_files.text_hashes(store, max_length)
+        hashes = text_hashes(store, max_length)
         before = embedding_files.find_known(folder, model=model, max_length=max_length)
         known = (before, hashes) if before else None
         options = {"max_length": max_length, "texts_per_shard": texts_per_shard, "progress": progress}
@@ -256,6 +269,18 @@ def _dispatched(
         if len(in_flight) > BATCHES_AHEAD:
             yield in_flight.popleft()
     yield from in_flight
+
+
+def _fill_copies(block: np.ndarray, copies: np.ndarray, firsts: np.ndarray, num_done: int, writer: EmbeddingWriter) -> None:
+    """Gives copies in a block the embeddings of their first texts, which stand in it or in those written before.
+
+    The embedding of a text that another job encodes stays 0 until the parts are joined.
+    """
+    here = copies[firsts[copies] >= 0]
+    block[here] = block[firsts[here]]
+    before = copies[(firsts[copies] < 0) & (firsts[copies] + num_done >= 0)]
+    if len(before):
+        block[before] = writer.written()[firsts[before] + num_done]
 
 
 def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:

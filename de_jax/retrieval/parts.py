@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,8 +93,12 @@ def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
     return [folders[one] for one in needed]
 
 
-def join(whole: Path) -> None:
+def join(whole: Path, firsts_of: Callable[[], np.ndarray]) -> None:
     """Joins the embeddings of all parts, if there are parts, byte for byte as one job writes them. It continues after a kill.
+
+    Args:
+        whole: the folder that the parts are of.
+        firsts_of: gives the first row with the text of each row, whose embedding all copies get.
 
     Raises:
         InputError: as of `complete`; a part is damaged, or by another model or of other texts than the first.
@@ -107,11 +112,15 @@ def join(whole: Path) -> None:
         plan["num_texts"] = opened[0][3]["of"]
         for folder, *_, manifest in opened[1:]:
             EMBEDDINGS.require_same(folder, {**manifest, "num_texts": manifest["of"]}, plan)
-        writer, first = EmbeddingWriter(whole, plan, {}), 0
+        writer, first, firsts = EmbeddingWriter(whole, plan, {}), 0, firsts_of()
         for _, _, found, _ in opened:
             for start in range(0, len(found), plan["texts_per_shard"]):
                 if first + start >= writer.num_done:
-                    writer.append(np.asarray(found[start : start + plan["texts_per_shard"]]))
+                    block = np.array(found[start : start + plan["texts_per_shard"]])
+                    own = firsts[first + start : first + start + len(block)]
+                    if (before := np.flatnonzero(own < first)).size:  # of texts that another job encoded
+                        block[before] = writer.written()[own[before]]
+                    writer.append(block)
             first += len(found)
         writer.finish(itertools.chain.from_iterable(ids for _, ids, _, _ in opened))
     remove(whole)

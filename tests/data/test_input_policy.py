@@ -155,8 +155,8 @@ def test_training_says_which_texts_its_lengths_cut(tmp_path, tokenizer, recwarn)
     beir.write(tmp_path, docs, [(f"q{i}", "words") for i in range(20)], {"train": {f"q{i}": {f"d{i}": 1} for i in range(20)}})
 
     def told(**changes):
-        options = {"tokenizer": tokenizer, "batch_size": 4, "dev_split": None, "cache_dir": str(tmp_path / "cache"), **changes}
-        flat(beir_pairs)(str(tmp_path), **options)
+        options = {"tokenizer": tokenizer, "batch_size": 4, "unique_in_batch": False, "cache_dir": str(tmp_path / "cache")}
+        flat(beir_pairs)(str(tmp_path), **options, **changes)
         return [str(recwarn.pop().message) for _ in range(len(recwarn))]
 
     (said,) = told(max_query_length=32, max_doc_length=16)

@@ -85,7 +85,7 @@ def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
     generation = generations.write_lines(tmp_path, 1, mined()[::-1], {})
     rows = rows_of_pairs(generation, texts_of(stores))
-    np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
+    np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [-1, 4, 5], [4, 5, -1]])  # q2 has d3
     np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
 
 

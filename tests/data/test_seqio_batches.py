@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -218,7 +219,7 @@ def jsonl_reader(path):
 
 
 def task_of_pairs(name, count, spiece, tmp_path):
-    records = [{"query": f"the {WORDS[i % 13]} {WORDS[i // 13]}", "query_id": f"q{i}",
+    records = [{"query": f"{name} {WORDS[i % 13]} {WORDS[i // 13]}", "query_id": f"q{i}",
                 "doc": f"a {WORDS[i % 13]} {WORDS[i // 13]}", "doc_id": f"d{i}"} for i in range(count)]  # fmt: skip
     write_jsonl(tmp_path / f"{name}.jsonl", records)
     registering.add_task(
@@ -230,7 +231,8 @@ def test_a_mixture_holds_its_tasks_by_their_rates_and_resumes_anywhere(spiece, t
     task_of_pairs("small", 20, spiece, tmp_path)
     task_of_pairs("large", 100, spiece, tmp_path)
     seqio.MixtureRegistry.add("both", [("small", 1), ("large", 2)])
-    make = lambda: flat(seqio_batches.seqio_pairs)(task="both", **BATCHING | {"unique_in_batch": False})  # noqa: E731
+    options = BATCHING | {"unique_in_batch": False, "max_query_length": 32}
+    make = lambda: flat(seqio_batches.seqio_pairs)(task="both", **options)  # noqa: E731
     data = make()
     stream = take(data, 0, 45)  # three epochs of 120
     store = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("both-*")))
@@ -258,15 +260,16 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
     mined.register("mined", negatives_dir=str(folder), texts="toy")
     data = flat(seqio_batches.seqio_pairs)(task="mined", num_neg_docs=2, num_neg_queries=1, **BATCHING)
     docs = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("mined-*"))).doc_store
-    drawn = set()
+    drawn, firsts = set(), data.batches.pairs.first_queries
     for batch in take(data, 0, 12):
         assert batch.neg_docs.shape[:2] == (8, 2)
         assert batch.neg_queries.shape[:2] == (8, 1)
-        for row, query in enumerate(batch.query_id.tolist()):
+        for row, query in enumerate(batch.doc_id.tolist()):  # q5 is relevant to d5; queries of equal text have one id
+            assert batch.query_id[row] == firsts[query]
             found = [doc for doc in batch.neg_doc_ids[row].tolist() if doc != PADDING_ID]
             assert len(set(found)) == len(found) == min(query % 4, 2)
             assert set(found) <= {40 + j for j in range(query % 4)}
-            assert batch.neg_query_ids[row].tolist() == [39 - query]
+            assert batch.neg_query_ids[row].tolist() == [firsts[39 - query]]
             drawn |= {(query, doc) for doc in found}
         np.testing.assert_array_equal(batch.neg_docs[:, 0], docs.pad(batch.neg_doc_ids[:, 0], 16, batch.neg_docs.shape[2]))
     assert drawn == {(i, 40 + j) for i in range(16) for j in range(i % 4)}
@@ -666,6 +669,7 @@ def test_a_stream_holds_every_pair_of_an_epoch_and_begins_at_any_step(spiece, tm
 
     def opened(**settings):
         settings = {**BATCHING, "batch_size": 4, **arguments, "use_cached": use_cached, "dev_split": "dev", **settings}
+        settings["max_query_length"] = 32  # cut to less, two queries are equal
         settings["unique_in_batch"] = False  # else the whole task leaves pairs of equal texts for another epoch
         return flat(seqio_batches.seqio_pairs)(task="toy", task_cache_dirs=(str(tmp_path / "task_cache"),), **settings)
 
@@ -681,6 +685,39 @@ def test_a_stream_holds_every_pair_of_an_epoch_and_begins_at_any_step(spiece, tm
     assert_same(take(opened(window=21), 17, 5), found[17:22])
     (sizes,) = (tmp_path / "cache" / "pair_stores" / "streams").iterdir()
     assert json.loads(sizes.read_text()) == ({"0": 20, "1": 20} if use_cached else {"0": 40})
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_pairs_of_relevance_0_or_below_are_not_trained_on_and_counted(spiece, window):
+    names = [f"{WORDS[i % 13]} {WORDS[i // 13]}" for i in range(24)]
+    records = [
+        {"query_id": f"q{i}", "doc_id": f"d{i}", "query": name, "doc": f"the {name}", "relevance": i % 3 - 1}
+        for i, name in enumerate(names)
+    ]
+    registering.add_task("graded", lambda paths: iter(records), {"train": [spiece]}, list(records[0]), tokenizer=spiece)
+    settings = {"batch_size": 4, "max_query_length": 16, "max_doc_length": 16, "pack": False, "window": window}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        data = flat(seqio_batches.seqio_pairs)(task="graded", **settings)
+    tokenizer = tokenizing.load_tokenizer(spiece)
+    relevant = {tuple(ids.tolist()) for ids in tokenizer.encode([names[i] for i in range(2, 24, 3)])}
+    found = {tuple(row[row > 1].tolist()) for batch in take(data, 0, 4) for row in batch.query}
+    assert found == relevant
+    if not window:
+        assert "graded: pairs of relevance 0 or below, which are no training pairs: 16." in [str(one.message) for one in told]
+
+
+def test_equal_texts_of_a_stream_have_one_id(spiece):
+    records = [
+        {"query_id": f"q{i}", "doc_id": f"d{i}", "query": WORDS[i % 4], "doc": f"the {WORDS[i % 6]} of it"} for i in range(24)
+    ]
+    registering.add_task("same", lambda paths: iter(records), {"train": [spiece]}, list(records[0]), tokenizer=spiece)
+    data = flat(seqio_batches.seqio_pairs)(task="same", window=24, **BATCHING | {"batch_size": 4, "pack": False})
+    for batch in take(data, 0, 6):
+        for texts, ids in ((batch.query, batch.query_id), (batch.doc, batch.doc_id)):
+            same_text = (texts[:, None] == texts[None]).all(axis=2)
+            np.testing.assert_array_equal(same_text, ids[:, None] == ids[None])
+    assert len(set(take(data, 0, 1)[0].query_id.tolist())) == 4
 
 
 def test_what_a_stream_cannot_have_is_refused(dataset_dir, spiece, tmp_path):

@@ -8,7 +8,7 @@ from toy_batches import pair_batches
 
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.joined import joined_scores
-from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.stores import corpus
 from de_jax.types import PADDING_ID, InputError
@@ -91,7 +91,7 @@ def score_file(tmp_path):
 
 
 def test_a_file_scores_any_negatives_by_their_ids_and_its_last_line_counts(stores, score_file):
-    scores = teacher_scores.of_file(score_file, PAIRS, *stores)
+    scores = teacher_scores.of_file(score_file, TrainingPairs("toy", *stores, PAIRS))
     for batch in batches(stores, scores):
         np.testing.assert_array_equal(batch.scores, expected(batch, lambda pair, query, doc: doc % 2 == 0))
 
@@ -108,14 +108,14 @@ def test_a_file_scores_any_negatives_by_their_ids_and_its_last_line_counts(store
 def test_files_that_score_nothing_are_refused(stores, score_file, content, sentence):
     score_file.write_text(content)
     with pytest.raises(InputError, match=sentence):
-        teacher_scores.of_file(score_file, PAIRS, *stores)
+        teacher_scores.of_file(score_file, TrainingPairs("toy", *stores, PAIRS))
 
 
 def test_incomplete_folders_and_arrays_of_other_pairs_are_refused(stores, tmp_path):
     with pytest.raises(
         InputError, match=r"holds no complete teacher scores \(no manifest\.json\); run score_pairs on it until it ends\."
     ):
-        teacher_scores.of_file(tmp_path, PAIRS, *stores)
+        teacher_scores.of_file(tmp_path, TrainingPairs("toy", *stores, PAIRS))
     with pytest.raises(InputError, match="scores have 17 rows of 5, but there are 18 pairs of 5 documents"):
         teacher_scores.of_array(TABLE[1:], PAIRS, MINED)
     with pytest.raises(InputError, match="scores have 18 rows of 4, but there are 18 pairs of 5 documents"):

@@ -13,6 +13,7 @@ from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.sides import Side
 from de_jax.mining import miner
 from de_jax.mining.miner import Embedded, Miner, mine, mine_bm25
 from de_jax.training.run.run_folder import Run
@@ -160,6 +161,31 @@ def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
     assert line.neg_doc_ids == ["e"]
     (line,), _ = mined_lines(dataset, Miner(last_rank=2**31 - 1), drop_identical_ids=False, mine=mine_bm25)  # as deep as the corpus
     assert sorted(line.neg_doc_ids) == ["e", "q"]
+
+
+def test_a_copy_of_a_positive_is_no_negative_and_copies_are_mined_once(stores, embedded):
+    """d5 has the text of d0, and q2 that of q4."""
+    texts = TrainingPairs("toy", *stores, PAIRS, {}).with_equal_texts(Side(None, 64), Side(None, 64))
+    assert texts.by_text[2].tolist() == [2, 3]
+    assert texts.by_text[3].tolist() == [2, 8]
+    of_text = Embedded(8, np.array([0, 2, 6]), embedded.queries[:3], embedded.docs, None, {})
+    lines, _ = mined_lines(of_text, texts, Miner(num_neg_docs=40, num_neg_queries=3))
+    assert [(line.query_id, line.doc_id) for line in lines] == [(f"q{query}", f"d{doc}") for query, doc in PAIRS.tolist()]
+    for line in lines:
+        assert "d5" not in line.neg_doc_ids
+        assert not {"q2", "q4"} <= {line.query_id, *line.neg_query_ids}
+        assert len(set(line.neg_doc_ids)) == len(line.neg_doc_ids)
+    assert {"d0"} < set(lines[2].neg_doc_ids)
+    assert not {"d3", "d8"} & set(lines[2].neg_doc_ids + lines[3].neg_doc_ids)
+    assert len(lines[0].neg_doc_ids) == NUM_DOCS - 3
+
+
+def test_bm25_mines_no_copy_of_a_positive():
+    docs = beir.Texts(["d", "e", "f", "g"], ["red fox runs", "red fox", "red fox runs", "red fox"])
+    queries = beir.Texts(["q", "p"], ["red fox", "red fox"])
+    dataset = beir.Dataset("same", docs, queries, {"q": {"d": 1}, "p": {"f": 1}})
+    lines, _ = mined_lines(dataset, Miner(), mine=mine_bm25)
+    assert [(line.query_id, line.doc_id, line.neg_doc_ids) for line in lines] == [("q", "d", ["e"]), ("p", "f", ["e"])]
 
 
 def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.data.stores.equal_texts import text_hashes
 from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
-from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval import encode as encode_
+from de_jax.retrieval import parts
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
@@ -114,7 +115,7 @@ def test_little_is_computed_beside_the_texts(low, high):
 
 def test_short_texts_have_one_shape():
     tower = CountingTower()
-    store = ListStore([[7] * size for size in np.random.default_rng(0).integers(1, 33, 300)])
+    store = ListStore([[row + 1] * size for row, size in enumerate(np.random.default_rng(0).integers(1, 33, 300))])
     np.testing.assert_allclose(encode(tower, store, max_length=64, tokens_per_batch=512), expected(store, 64), rtol=1e-6)
     assert set(tower.shapes) == {(8, 64, 16)}
 
@@ -212,6 +213,52 @@ def test_parts_in_any_order_with_a_kill_are_joined_to_equal_bytes(tmp_path, tota
     to_dir(joins, store, joined, part=every[0])  # started again by a scheduler
     assert (contents(joined), joins.shapes) == (contents(whole), [])
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["joined", "whole"]
+
+
+def with_copies():
+    """57 texts, of which 20 occur twice or more often, in one shard or in several."""
+    store, rng = make_store(37), np.random.default_rng(2)
+    store.texts = [store.texts[row] for row in rng.permutation([*range(37), *rng.integers(0, 37, 20)])]
+    store.ids, store.num_texts = [f"text {row}" for row in range(57)], 57
+    return store
+
+
+class NoisyTower(CountingTower):
+    """As towers compute in float32: an embedding depends on its place in a row too."""
+
+    def __call__(self, tokens, lengths):
+        found = super().__call__(tokens, lengths)
+        return found + jnp.arange(found.shape[1])[None, :, None] / 64 + len(self.shapes) / 8
+
+
+@pytest.mark.parametrize("total", [1, 2, 3])
+def test_equal_texts_have_equal_embeddings_in_memory_on_disk_and_by_parts(tmp_path, total):
+    store, options = with_copies(), {"max_length": 32, "tokens_per_batch": 128}
+    hashes, counts = text_hashes(store, 32), []
+    in_memory = encode(NoisyTower(), store, progress=counts.append, **options)
+    assert sum(counts) == 57
+    whole = tmp_path / "whole"
+    with pytest.raises(KeyboardInterrupt):
+        to_dir(NoisyTower(fail_at=9), store, whole)
+    to_dir(NoisyTower(), store, whole, progress=counts.append)
+    assert sum(counts) == 2 * 57
+    for part in range(total) if total > 1 else ():
+        to_dir(NoisyTower(), store, tmp_path / "joined", part=parts.Part(part, total))
+    to_dir(NoisyTower(), store, tmp_path / "joined")
+    for embeddings in (in_memory, *(open_embeddings(tmp_path / name)[1] for name in ("whole", "joined"))):
+        for text in np.unique(hashes):
+            assert len(np.unique(embeddings[hashes == text], axis=0)) == 1
+        assert (np.abs(embeddings).sum(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("total", [2, 3])
+def test_parts_with_copies_are_joined_to_the_bytes_of_one_job(tmp_path, total):
+    store = with_copies()
+    to_dir(CountingTower(), store, tmp_path / "whole")
+    for part in range(total):
+        to_dir(CountingTower(), store, tmp_path / "joined", part=parts.Part(part, total))
+    to_dir(CountingTower(), store, tmp_path / "joined")
+    assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
 
 
 def test_parts_by_two_models_are_not_joined(tmp_path):
@@ -403,13 +450,10 @@ def test_texts_that_differ_in_one_token_its_place_or_what_is_cut_off_have_other_
     for number, text in enumerate(changed):
         place = number % 59
         text[place : place + 2] = text[place : place + 2][::-1] if number % 2 else [text[place] + 1, text[place + 1]]
-    hashes = embedding_files.text_hashes(ListStore(texts + changed), 64)
+    hashes = text_hashes(ListStore(texts + changed), 64)
     distinct = {tuple(text) for text in texts + changed}
     assert len(np.unique(hashes)) == len(distinct) > 3900
-    np.testing.assert_array_equal(
-        embedding_files.text_hashes(ListStore(texts[:50]), 20),
-        embedding_files.text_hashes(ListStore([t[:20] for t in texts[:50]]), 64),
-    )
+    np.testing.assert_array_equal(text_hashes(ListStore(texts[:50]), 20), text_hashes(ListStore([t[:20] for t in texts[:50]]), 64))
 
 
 @pytest.mark.parametrize(

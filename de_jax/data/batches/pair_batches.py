@@ -24,8 +24,10 @@ from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.stores.equal_texts import first_rows
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.sides import Side
 from de_jax.files import folders
 from de_jax.types import PADDING_ID, Batch, InputError
 
@@ -36,6 +38,7 @@ _MAX_TRIES = 32
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
+_QUERIES = ("query", "neg_queries")
 _DOCS = ("doc", "neg_docs")
 
 
@@ -59,6 +62,8 @@ class TrainingPairs(NamedTuple):
         is_part: of the corpus whose generated queries are given.
         parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
+        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None where rows
+            tell texts apart.
     """
 
     name: str
@@ -79,6 +84,8 @@ class TrainingPairs(NamedTuple):
     is_part: bool = False
     parts: Sequence[Any] = ()
     made_from: str = ""
+    first_queries: np.ndarray | None = None
+    first_docs: np.ndarray | None = None
 
     @property
     def stores(self) -> tuple[TokenStore, TokenStore]:
@@ -89,6 +96,38 @@ class TrainingPairs(NamedTuple):
         rows = hashlib.sha256(np.ascontiguousarray(self.pairs).data).hexdigest()
         judged = json.dumps(dev_qrels, sort_keys=True) if dev_qrels is not None else ""
         return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
+
+    def with_equal_texts(self, query: Side, doc: Side) -> TrainingPairs:
+        """The same pairs, which know their texts: texts that a tower cannot tell apart are one, whatever their ids are.
+
+        Args:
+            query, doc: the lengths at which towers cut texts.
+        """
+        specials = len(self.doc_store.prefix_ids) + len(self.doc_store.suffix_ids)
+        doc_length = doc.max_passages * (doc.max_length - specials) + specials
+        return self._replace(
+            first_queries=first_rows(self.query_store, query.max_length), first_docs=first_rows(self.doc_store, doc_length)
+        )
+
+    def first(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The first rows with the texts of `rows`, which a batch calls "query", "doc", "neg_docs" or "neg_queries"."""
+        firsts = self.first_queries if name in _QUERIES else self.first_docs
+        return rows if firsts is None else firsts[rows]
+
+    @property
+    def by_text(self) -> Int32[np.ndarray, "P 2"]:
+        """The pairs by the first rows of their texts."""
+        return np.stack([self.first(name, self.pairs[:, side]) for side, name in enumerate(("query", "doc"))], axis=1)
+
+    def not_relevant(self, name: str, rows: Int32[np.ndarray, "P N"]) -> Int32[np.ndarray, "P N"]:
+        """The negatives of each pair by first rows; `PADDING_ID` for texts that any pair says are relevant, counted on stderr."""
+        rows, pairs = self.first(name, np.asarray(rows)), self.by_text.astype(np.int64)
+        query, doc = (pairs[:, :1], rows) if name == "neg_docs" else (rows.astype(np.int64), pairs[:, 1:])
+        known = np.unique(pairs[:, 0] << 32 | pairs[:, 1])
+        wanted = np.where(rows == PADDING_ID, PADDING_ID, query << 32 | doc)
+        is_relevant = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
+        input_policy.tell_relevant(self.name, int(np.count_nonzero(is_relevant)))
+        return np.where(is_relevant, PADDING_ID, rows)
 
 
 class Negatives(NamedTuple):
@@ -175,10 +214,11 @@ class PairBatches:
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
         self._plan, self._positives = None, None
         if not share.is_joined:
-            self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
-            if self._plan.num_left_out >= 0.01 * len(pairs.pairs):
-                input_policy.tell_left_out(len(pairs.pairs), self._plan.num_left_out, options.batch_size)
-            self._positives = positives_of(pairs.pairs, pairs.query_store.num_texts) if options.mask_positives else None
+            by_text = pairs.by_text
+            self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            if self._plan.num_left_out >= 0.01 * len(by_text):
+                input_policy.tell_left_out(len(by_text), self._plan.num_left_out, options.batch_size)
+            self._positives = positives_of(by_text, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
@@ -205,12 +245,12 @@ class PairBatches:
         rows, encoded = self._rows_and_texts(plan, number, step, self.negatives(step))
         texts = {name: self._layouts[name](all_texts, self.share.host_index) for name, all_texts in encoded.items()}
         own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
-        ids = {_IDS[name]: own_rows for name, own_rows in own.items()}
+        ids = {_IDS[name]: self.pairs.first(name, own_rows) for name, own_rows in own.items()}
         return Batch(
             **texts,
             **ids,
             positive_ids=self._positives.of(ids["query_id"]) if self._positives else None,
-            scores=self.scores(chosen[host_rows], _candidates(ids)) if self.scores else None,
+            scores=self.scores(chosen[host_rows], _candidates(own)) if self.scores else None,
             guide=self._guide(own) if self._guide else None,
         )
 
@@ -264,9 +304,9 @@ class PairBatches:
         return found
 
 
-def _candidates(ids: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
+def _candidates(rows: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
     """The rows of each pair's document and of its negatives."""
-    return np.concatenate([ids["doc_id"][:, None], *([ids["neg_doc_ids"]] if "neg_doc_ids" in ids else [])], axis=1)
+    return np.concatenate([rows["doc"][:, None], *([rows["neg_docs"]] if "neg_docs" in rows else [])], axis=1)
 
 
 def require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:

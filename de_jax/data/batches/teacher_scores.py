@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int
@@ -14,6 +15,9 @@ from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_lines
 from de_jax.types import InputError
+
+if TYPE_CHECKING:
+    from de_jax.data.batches.pair_batches import TrainingPairs
 
 TEACHER_SCORES = Kind(
     "teacher scores",
@@ -56,13 +60,13 @@ def of_array(
     return find
 
 
-def of_file(path: str | Path, pairs: Int[np.ndarray, "P 2"], query_store: TokenStore, doc_store: TokenStore) -> ScoresOf:
-    """Scores of ids, whatever the negatives are; see `read`. Of several for the same two texts the last counts.
+def of_file(path: str | Path, texts: TrainingPairs) -> ScoresOf:
+    """Scores of the texts that have the ids, whatever the negatives are; see `by_rows`.
 
     Raises:
         InputError: a malformed line, or no score of any training pair.
     """
-    score_of = by_rows(path, query_store, doc_store)
+    score_of, pairs = by_rows(path, texts), texts.pairs
 
     def find(chosen: np.ndarray, docs: np.ndarray) -> np.ndarray:
         return score_of(pairs[chosen, :1], docs).astype(np.float32)
@@ -72,15 +76,22 @@ def of_file(path: str | Path, pairs: Int[np.ndarray, "P 2"], query_store: TokenS
     return find
 
 
-def by_rows(path: str | Path, query_store: TokenStore, doc_store: TokenStore) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """The scores of a file by rows of queries and of documents: float64, NaN for none, the last of several; see `read`."""
-    query_rows, doc_rows, scores = read(path, query_store, doc_store)
-    keys = query_rows.astype(np.int64) * doc_store.num_texts + doc_rows
+def by_rows(path: str | Path, texts: TrainingPairs) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The scores of a file by rows of queries and of documents: float64, NaN for none, the last of several; see `read`.
+
+    Equal texts have the same score, whichever of their ids the file names.
+    """
+    query_rows, doc_rows, scores = read(path, *texts.stores)
+
+    def keys_of(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
+        return texts.first("query", queries).astype(np.int64) * texts.doc_store.num_texts + texts.first("doc", docs)
+
+    keys = keys_of(query_rows, doc_rows)
     order = np.argsort(keys, kind="stable")
     keys, scores = np.append(keys[order], -1), np.append(scores[order], np.nan)  # of no text, at the end
 
     def find(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
-        wanted = np.where(docs >= 0, queries.astype(np.int64) * doc_store.num_texts + docs, -2)
+        wanted = np.where(docs >= 0, keys_of(queries, docs), -2)
         places = np.searchsorted(keys[:-1], wanted, side="right") - 1  # of a text before all: the end
         return np.where(keys[places] == wanted, scores[places], np.nan)
 

@@ -22,6 +22,7 @@ from de_jax.data.batches.pair_batches import full_batches, require_shares
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.stores.equal_texts import first_rows
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs, schema
@@ -153,9 +154,12 @@ def window_batches(
         first_window, first_batch = divmod(start, num_batches)
         for number, found in enumerate(windows(first_window, num_batches * batch_size), first_window):
             lay_out = layouts(found)
-            for chosen in _plan(found.ids, batch_size, (seed, number, 1), options.unique_in_batch)[first_batch:]:
+            # Texts that are equal after the cut have the id of the first one.
+            firsts = [first_rows(found.stores[name], max_lengths[name])[:-1] for name in SIDES]
+            all_ids = np.take_along_axis(found.ids, np.stack(firsts, axis=1), axis=0)
+            for chosen in _plan(all_ids, batch_size, (seed, number, 1), options.unique_in_batch)[first_batch:]:
                 query, doc = (lay_out[name](chosen, share.host_index) for name in SIDES)
-                ids = found.ids[chosen[host_rows]]
+                ids = all_ids[chosen[host_rows]]
                 yield Batch(query, doc, query_id=ids[:, 0], doc_id=ids[:, 1])
             first_batch = 0
 

@@ -197,7 +197,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
 
 
 def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
-    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`.
+    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that a pair says is relevant.
 
     Args:
         generation: mined for these pairs, or for more.
@@ -218,10 +218,11 @@ def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.
     places = _places(own, np.asarray(texts.pairs))
     if (places < 0).all():
         raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")
-    return {
+    found = {
         "neg_docs": _table(generation, mined.neg_docs, places, mined.doc_ids, doc_rows),
         "neg_queries": _table(generation, mined.neg_queries, places, mined.query_ids, query_rows),
     }
+    return {name: texts.not_relevant(name, rows) for name, rows in found.items()}
 
 
 def _places(own: Int[np.ndarray, "G 2"], pairs: Int32[np.ndarray, "P 2"]) -> Int[np.ndarray, " P"]:

@@ -69,7 +69,7 @@ def write(
         _write_texts(folder, [*readings, *dev_readings], tokenizers, skip_empty)
         stores = {side: open_token_store(folder / name) for side, name in SIDES.items()}
         for reading in readings:
-            reading.leave_out_empty(stores)
+            reading.leave_out(stores)
         parts = [Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]
         arrays = {"pairs": np.concatenate([reading.pairs(stores) for reading in readings])}
         for name in MINED:
@@ -112,14 +112,19 @@ class _Reading:
         if not self.num_pairs:
             raise InputError(f"{self.source.name} yields no pair.")
 
-    def leave_out_empty(self, stores: Mapping[str, TokenStore]) -> None:
-        """Drops pairs with a text that the stores left out, counted on stderr, and such texts of the mined ones."""
+    def leave_out(self, stores: Mapping[str, TokenStore]) -> None:
+        """Drops pairs of relevance 0 or below, and those with a text that the stores left out, counted on stderr.
+
+        Such texts of the mined ones are dropped too.
+        """
         empty = {side: set(store.skipped_ids) for side, store in stores.items()}
         both = zip(self._ids["query"], self._ids["doc"], strict=True)
-        kept = [row for row, (query, doc) in enumerate(both) if query not in empty["query"] and doc not in empty["doc"]]
+        has_texts = [query not in empty["query"] and doc not in empty["doc"] for query, doc in both]
+        kept = [row for row, grade in enumerate(self._relevance) if grade > 0 and has_texts[row]]
         if not kept:
-            raise InputError(f"{self.source.name} yields only pairs with an empty text.")
-        input_policy.tell_unused(self.num_pairs - len(kept))
+            raise InputError(f"{self.source.name} yields only pairs with an empty text, or of relevance 0 or below.")
+        input_policy.tell_graded(self.source.name, sum(grade <= 0 for grade in self._relevance))
+        input_policy.tell_unused(sum(grade > 0 for grade in self._relevance) - len(kept))
         self.num_pairs, self._relevance = len(kept), [self._relevance[row] for row in kept]
         self._ids = {side: [ids[row] for row in kept] for side, ids in self._ids.items()}
         for name, rows in self._mined.items():

@@ -3,7 +3,8 @@
 A task of pairs has the features `query_id` and `doc_id` (strings or integers), and its texts in one of two forms: as the features
 `query` and `doc` (tokens) of each pair, or in tasks of their own, named `<task>_queries` (`query_id`, `query`) and `<task>_docs`
 (`doc_id`, `doc`) with the one split `all`, where each text stands once. The second is for a corpus whose documents are in many
-pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives, `relevance` an integer for scoring.
+pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives. Pairs with a `relevance`, an integer, of 0
+or below are not trained on.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any
     code = Path(importlib.import_module(module).__file__ or "").read_bytes() if module else b""
     chosen = selection if selection.skip_empty else selection[:-1]  # as it was before there was a choice
     described = [pair_store.PAIR_STORE.format, *chosen, reads, vocabularies, hashlib.sha256(code).hexdigest(), module_args]
+    if any("relevance" in _features(task) for task, *_ in train):
+        described.append("relevant pairs")  # folders of before hold pairs of relevance 0
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -301,7 +304,9 @@ def open_stream(
             "without them, or set window to 0."
         )
     inputs = _inputs(task, selection.split, selection.use_cached)
-    key = folders.key_of(json.dumps([inputs, selection.split, selection.skip_empty], default=str))
+    is_graded = "relevance" in there
+    read_as = ["relevant pairs"] if is_graded else []
+    key = folders.key_of(json.dumps([inputs, selection.split, selection.skip_empty, *read_as], default=str))
     num_shards = len(inputs[-1]) if selection.use_cached else len(task.source.list_shards(selection.split))
     eos_ids = {side: task.output_features[side].vocabulary.eos_id for side in SIDES}
 
@@ -310,6 +315,8 @@ def open_stream(
             if selection.skip_empty:
                 has_text = lambda example, side: tf.reduce_any(example[side] != eos_ids[side])  # noqa: E731
                 dataset = dataset.filter(lambda example: has_text(example, "query") & has_text(example, "doc"))
+            if is_graded:
+                dataset = dataset.filter(lambda example: example["relevance"] > 0)
             return dataset.skip(skip).map(
                 lambda example: (
                     {name: tokens[: max_lengths.get(name)] for name, tokens in example.items() if name in SIDES}
@@ -317,7 +324,7 @@ def open_stream(
                 )
             )
 
-        features = [name for name in ("query", "doc", "query_id", "doc_id") if name in there]
+        features = [name for name in ("query", "doc", "query_id", "doc_id", "relevance") if name in there]
         return _read(task, selection.split, selection.use_cached, features, seqio.ShardInfo(shard, num_shards), change)
 
     sizes = KeptSizes(sizes_dir / f"{task.name.replace(':', '_')}-{key}.json")

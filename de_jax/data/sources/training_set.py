@@ -133,7 +133,11 @@ def beir_pairs(
     query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
     stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
-    rows = qrel_pairs(_read_split(dataset_dir, split), *stores)
+    qrels = _read_split(dataset_dir, split)
+    rows = qrel_pairs(qrels, *stores)
+    input_policy.tell_graded(
+        Path(dataset_dir).resolve().name, sum(grade <= 0 for judged in qrels.values() for grade in judged.values())
+    )
 
     def own_queries() -> list[str]:
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
@@ -202,10 +206,17 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
     passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
     pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
+    query, doc = (
+        Side(pairs.query_tokenizer, options.max_query_length),
+        Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages),
+    )
+    pairs = pairs.with_equal_texts(query, doc)
     _tell_cut(pairs, options)
     num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
     brought = {
-        name: Negatives(rows, drawn) for name, drawn in num_drawn.items() if drawn and (rows := getattr(pairs, name)) is not None
+        name: Negatives(pairs.not_relevant(name, rows), drawn)
+        for name, drawn in num_drawn.items()
+        if drawn and (rows := getattr(pairs, name)) is not None
     }
     for name, negatives in brought.items():
         input_policy.tell_not_drawn(name, int(np.max(np.sum(negatives.rows >= 0, axis=1), initial=0)), negatives.num_drawn)
@@ -230,8 +241,8 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     return TrainingSet(
         batches=batches,
         batch_size=options.batch_size,
-        query=Side(pairs.query_tokenizer, options.max_query_length),
-        doc=Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages),
+        query=query,
+        doc=doc,
         dev=dev,
         query_ids=pairs.query_store.ids,
         doc_ids=pairs.doc_store.ids,
@@ -249,7 +260,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
 def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
     """The `scores` of batches: from the options' file, else from the pairs."""
     if options.teacher_scores:
-        return teacher_scores.of_file(options.teacher_scores, pairs.pairs, *pairs.stores)
+        return teacher_scores.of_file(options.teacher_scores, pairs)
     if pairs.scores is None:
         return None
     return teacher_scores.of_array(pairs.scores, pairs.pairs, brought["neg_docs"].rows if "neg_docs" in brought else None)

@@ -80,6 +80,18 @@ def tell_unused(num_pairs: int) -> None:
         _tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
 
 
+def tell_relevant(name: str, number: int) -> None:
+    """Says how many hard negatives are left out because their own question has them among its relevant texts."""
+    if number:
+        _tell(f"{name}: hard negatives left out, as another row says that they are relevant to the same query: {number}.")
+
+
+def tell_graded(name: str, number: int) -> None:
+    """Says how many judged pairs are no training pairs for their grade."""
+    if number:
+        _tell(f"{name}: pairs of relevance 0 or below, which are no training pairs: {number}.")
+
+
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
     """Says how many of the texts to train on are longer than the setting.
 
