@@ -251,7 +251,7 @@ def test_a_tower_of_which_nothing_but_a_projection_is_trained_runs_without_dropo
         ({"pattern": ".*"}, r"matches doc/embedder/embedding, but only kernels of encoders get adapters, such as .*Lora\.trained"),
         ({"pattern": ".*/projection/kernel"}, "matches doc/projection/kernel, but only kernels of encoders"),
         ({"pattern": ".*/encoder_norm/scale"}, "matches doc/encoder/encoder_norm/scale, but only kernels"),
-        ({"rank": 9}, r"Lora\.rank is 9, but doc/encoder/layers_0/attention/query/kernel has the shape \(8, 8\); give at most 8"),
+        ({"rank": 9}, r"Lora\.rank is 9, but doc/encoder/layers_0/attention/key/kernel has the shape \(8, 8\); give at most 8"),
         ({"rank": 0}, r"Lora\.rank is 0; it must be at least 1"),
         ({"rank": -1}, r"Lora\.rank is -1; it must be at least 1"),
         ({"alpha": float("nan")}, r"Lora\.alpha is nan"),
@@ -260,7 +260,7 @@ def test_a_tower_of_which_nothing_but_a_projection_is_trained_runs_without_dropo
         ({"trained": (".*/head/.*",)}, r"Lora\.trained pattern '\.\*/head/\.\*' matches no parameter"),
         (
             {"trained": (".*/attention/.*",)},
-            "Lora.trained matches doc/encoder/layers_0/attention/query/kernel, which has an adapter",
+            "Lora.trained matches doc/encoder/layers_0/attention/key/kernel, which has an adapter",
         ),
     ],
 )
