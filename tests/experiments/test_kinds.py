@@ -13,7 +13,7 @@ from experiments import kinds, parity
 
 
 def test_every_kind_is_fine_tuned():
-    assert list(kinds.STARTS) == [kind.model_types[0] for kind in kind.KINDS]
+    assert list(kinds.STARTS) == [types[0] for types in kind.FILES.values()]
 
 
 def case(test, name, difference, more=""):

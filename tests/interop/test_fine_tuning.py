@@ -203,7 +203,7 @@ def test_a_tower_without_layers_is_pooled_by_the_mean(folders, tmp_path):
 
 
 def test_recipe_without_a_model_asks_for_one(tmp_path):
-    with pytest.raises(InputError, match=r"no pretrained model is named; add --gin\.MODEL="):
+    with pytest.raises(InputError, match=r"no pretrained model is named; give a folder or a name of the hub"):
         trained(tmp_path / "run", {})
 
 

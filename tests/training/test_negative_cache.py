@@ -401,7 +401,7 @@ def test_batches_with_negatives_of_their_own_or_several_passages_are_refused():
 
 
 def test_a_loss_that_draws_from_a_cache_asks_for_one():
-    with pytest.raises(InputError, match=r"set HardNegatives\.negative_cache = @NegativeCache\(\)"):
+    with pytest.raises(InputError, match=r"set HardNegatives\.negative_cache\."):
         sampled_softmax(PAIRS)
 
 

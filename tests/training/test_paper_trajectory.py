@@ -56,8 +56,11 @@ def samtone(queries, docs):
 
 
 def adafactor(value, gradient, memory, step, rate):
-    """Shazeer and Stern (2018), algorithms 4 and 5 with the settings of section 8: the new value; `step` counts from 1."""
-    decay, squares = 1.0 - step**-0.8, np.square(gradient) + 1e-30
+    """Shazeer and Stern (2018), algorithms 4 and 5 with the settings of section 8: the new value; `step` counts from 1.
+
+    The memory counts the steps of T5's pretraining too, as in T5X Retrieval's public code.
+    """
+    decay, squares = 1.0 - (step + 1_000_000) ** -0.8, np.square(gradient) + 1e-30
     means = (squares.mean(1), squares.mean(0)) if squares.ndim == 2 and min(squares.shape) >= 128 else (squares,)
     memory[:] = [decay * old + (1.0 - decay) * new for old, new in zip(memory or [0.0] * len(means), means, strict=True)]
     moment = np.outer(*memory) / memory[0].mean() if len(memory) == 2 else memory[0]
