@@ -168,7 +168,7 @@ def add_search(parser: argparse._ActionsContainer) -> None:
 
 def add_faiss(parser: argparse._ActionsContainer) -> None:
     """Adds the flags of FAISS, None where they are not given."""
-    parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
+    parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index (default a sixteenth)")
     parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     parser.add_argument(
         "--faiss_device", choices=faiss_index.DEVICES, help="device on which FAISS fills and searches (default cpu)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,6 +32,8 @@ RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
 """The most results that FAISS returns from a GPU."""
+LISTS_A_PROBE = 16
+"""An inverted index visits one of so many lists, unless `nprobe` is given or saved; FAISS itself visits one in all."""
 Device = Literal["cpu", "gpu", "all_gpus"]
 GPUMode = Literal["shard", "replicate"]
 DEVICES, GPU_MODES = get_args(Device), get_args(GPUMode)
@@ -41,10 +44,10 @@ IndexBuilder = Callable[..., Index]
 class SearchOptions(NamedTuple):
     """How and where an index is searched; None keeps the value of a saved index, or FAISS's default in a new one.
 
-    `nprobe`: inverted lists visited (IVF). `ef_search`: candidates kept (HNSW). `device`: "cpu", "gpu" (the first) or
-    "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a "shard" each, or "replicate"
-    the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved index keeps its own.
-    `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
+    `nprobe`: inverted lists visited (IVF), a sixteenth of them in a new index. `ef_search`: candidates kept (HNSW). `device`: "cpu",
+    "gpu" (the first) or "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a "shard"
+    each, or "replicate" the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved index
+    keeps its own. `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
     """
 
     nprobe: int | None = None
@@ -310,7 +313,11 @@ def _new_index(factory: str, dim: int) -> Any:
 
 
 def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
-    for name, value in (("nprobe", options.nprobe), ("efSearch", options.ef_search)):
+    nprobe = options.nprobe
+    if nprobe is None and factory.startswith("IVF") and (lists := faiss().extract_index_ivf(index)).nprobe == 1:  # FAISS's default
+        nprobe = max(1, lists.nlist // LISTS_A_PROBE)
+        warnings.warn(f"{factory} visits {nprobe} of its {lists.nlist} lists; a higher nprobe finds more.", stacklevel=2)
+    for name, value in (("nprobe", nprobe), ("efSearch", options.ef_search)):
         if value is None:
             continue
         if value < 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -305,16 +307,22 @@ def array_of(kind: str, values: Any) -> np.ndarray:
 
 
 def check_documents(embeddings: Any, ids: Sequence[str]) -> None:
-    """Refuses a corpus without documents, or with ids that do not match."""
+    """Refuses a corpus without documents, or with ids that do not match or repeat; passages of a document follow one another."""
     if not len(embeddings):
         raise InputError("the corpus has no documents to search; give embeddings of at least one.")
     if len(ids) != len(embeddings):
         raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+    firsts = [one for one, _ in itertools.groupby(ids)]
+    if len(set(firsts)) < len(firsts):
+        repeated = next(one for one, number in collections.Counter(firsts).items() if number > 1)
+        raise InputError(f"the document id {repeated!r} is given to several rows; give each document an id of its own.")
 
 
 def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
     """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
     check_depth(k)
+    if queries.ndim != 2:
+        raise InputError(f"queries have the shape {queries.shape}; give one row a query, [1, {dim}] for one.")
     if queries.shape[1] != dim:
         raise InputError(
             f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
