@@ -44,10 +44,10 @@ IndexBuilder = Callable[..., Index]
 class SearchOptions(NamedTuple):
     """How and where an index is searched; None keeps the value of a saved index, or FAISS's default in a new one.
 
-    `nprobe`: inverted lists visited (IVF), a sixteenth of them in a new index. `ef_search`: candidates kept (HNSW). `device`: "cpu",
-    "gpu" (the first) or "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a "shard"
-    each, or "replicate" the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved index
-    keeps its own. `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
+    `nprobe`: inverted lists visited (IVF), a sixteenth of them in a new index. `ef_search`: candidates kept (HNSW). `device`:
+    "cpu", "gpu" (the first) or "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a
+    "shard" each, or "replicate" the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved
+    index keeps its own. `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
     """
 
     nprobe: int | None = None

@@ -322,7 +322,7 @@ def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
     """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
     check_depth(k)
     if queries.ndim != 2:
-        raise InputError(f"queries have the shape {queries.shape}; give one row a query, [1, {dim}] for one.")
+        raise InputError(f"queries have the shape {queries.shape}; give them as rows, one query as [1, {dim}].")
     if queries.shape[1] != dim:
         raise InputError(
             f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
