@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.stores.equal_texts import first_places, first_rows, text_hashes
+from de_jax.data.text import input_policy
 from de_jax.files import folders, outputs
 from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
@@ -49,6 +51,7 @@ def encode(
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
     progress: Progress = lambda texts: None,
+    is_shard: bool = False,
 ) -> Float[np.ndarray, "r D"]:
     """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
@@ -59,6 +62,7 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
+        is_shard: the caller says how many texts of the whole are cut.
 
     Raises:
         InputError: there is no text, or a parameter is below 1.
@@ -66,6 +70,8 @@ def encode(
     rows = np.arange(store.num_texts) if rows is None else np.asarray(rows)
     if not len(rows):
         raise InputError("there is no text to encode; give a store with at least one.")
+    if not is_shard:
+        _tell_cut(store, rows, max_length)
     tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
     firsts = first_places(text_hashes(store, max_length, rows))
     distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
@@ -134,6 +140,7 @@ def encode_to_dir(
         if writer.is_complete():
             return
         progress(writer.num_done)
+        _tell_cut(store, np.asarray(texts), max_length)
         firsts = first_rows(store, max_length)
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
@@ -142,7 +149,9 @@ def encode_to_dir(
             if not is_new.any() and not known and not writer.num_done:
                 is_new[0] = True  # says how many dimensions there are
             if is_new.any():
-                encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
+                encoded = encode(
+                    encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, is_shard=True, **options
+                )
             else:
                 encoded = (known[0].embeddings if known else writer.written())[:0]
             block = np.zeros((len(rows), encoded.shape[1]), np.float32)
@@ -269,6 +278,13 @@ def _dispatched(
         if len(in_flight) > BATCHES_AHEAD:
             yield in_flight.popleft()
     yield from in_flight
+
+
+def _tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
+    """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
+    lengths = store.lengths(sys.maxsize)[rows]
+    if np.mean(lengths > max_length) >= 0.01:
+        input_policy.tell_cut("encoding", "texts", lengths, "the maximum length", max_length)
 
 
 def _fill_copies(block: np.ndarray, copies: np.ndarray, firsts: np.ndarray, num_done: int, writer: EmbeddingWriter) -> None:

@@ -276,7 +276,7 @@ def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
         of_docs = (f"max_doc_length less {taken} tokens for a generated query", most - taken)
     elif options.max_passages > 1:
         of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
-    of_sides = (("queries", ("max_query_length", options.max_query_length)), ("documents", of_docs))
+    of_sides = (("queries in training", ("max_query_length", options.max_query_length)), ("documents in training", of_docs))
     for side, (kind, limit) in enumerate(of_sides):
         if limit[1] < 1:  # a curriculum then says how many queries have no room
             continue

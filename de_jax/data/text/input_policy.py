@@ -93,11 +93,11 @@ def tell_graded(name: str, number: int) -> None:
 
 
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
-    """Says how many of the texts to train on are longer than the setting.
+    """Says how many texts are longer than the setting.
 
     Args:
         name: of the data.
-        kind: "queries", for example.
+        kind: "queries in training", for example.
         lengths: [n] tokens of each text as a whole.
         setting: the maximum's name.
         max_length: tokens.
@@ -105,7 +105,7 @@ def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length
     share = float(np.mean(lengths > max_length))
     most = int(np.quantile(lengths, 0.99, method="higher"))
     _tell(
-        f"{name}: {100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at "
+        f"{name}: {100 * share:.0f} % of the {kind} have more than {setting} = {max_length} tokens and are cut at "
         f"their end; 99 % have at most {most}."
     )
 
