@@ -168,7 +168,7 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     assert (tmp_path / "exported" / "modules.json").exists()
     card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
     assert "| started from | `all-MiniLM-L6-v2` |" in card
-    assert 'de_jax.load("all-MiniLM-L6-v2").save("exported", format="sentence_transformers")' in card
+    assert "de-jax export_model --run_dir=all-MiniLM-L6-v2 --format=sentence_transformers --out_dir=exported" in card
     told["model"].save(tmp_path / "run")
     assert origins(tmp_path / "run") == ["all-MiniLM-L6-v2"]
 

@@ -79,8 +79,9 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
-    settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.num_steps": 2}
-    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 2}
+    settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
+    settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     settings |= {"linear.warmup_steps": 0}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
     trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
@@ -101,8 +102,13 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared])
     trainer.main(argv)
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f"apple {i},river {i} and {i}\n" for i in range(64)))
-    settings = {"MODEL": tmp_path / "first", "table_pairs.path": tmp_path / "qa.csv", "make_mesh.data": 1, "train.num_steps": 2}
-    settings |= {"PairsOptions.batch_size": 8, "linear.warmup_steps": 0, "train.mine_every_steps": 1}
+    settings = {
+        "MODEL": tmp_path / "first",
+        "table_pairs.path": tmp_path / "qa.csv",
+        "make_mesh.data": 1,
+        "Optimization.num_steps": 2,
+    }
+    settings |= {"PairsOptions.batch_size": 8, "linear.warmup_steps": 0, "HardNegatives.mine_every_steps": 1}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'second'}"]
     trainer.main(["--gin_file=recipes/table_mined.gin", *argv])
     first, second = load_run(tmp_path / "first"), load_run(tmp_path / "second")
@@ -117,8 +123,9 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
 def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
     """Else sentence-transformers would say that the pooler of a BERT is new."""
     source = made[0]["sentence-transformers"]
-    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.num_steps": 1}
-    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 1}
+    settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
+    settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     settings |= {"linear.warmup_steps": 0}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'first'}"]
     trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
@@ -135,8 +142,9 @@ def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
 
 def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_read_otherwise_today(made, tmp_path):
     source = shutil.copytree(made[0]["sentence-transformers"], tmp_path / "model")
-    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.save_every_steps": 1}
-    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Logging.save_every_steps": 1}
+    settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
+    settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
     argv += ["--gin_file=recipes/fine_tune.gin", "--gin.linear.warmup_steps=0"]
     trainer.main([*argv, "--gin.Optimization.num_steps=1"])

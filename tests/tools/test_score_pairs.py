@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
@@ -50,7 +51,7 @@ def test_a_runs_scores_are_the_inner_products_of_its_embeddings(printed, trained
     assert printed(score_pairs, **flags) == report
     pairs = np.array([[stores[0].row_of("q2"), stores[1].row_of("d2")]], np.int32)
     scored = np.array([[stores[1].row_of(doc) for doc in ("d2", "d9", "d5")]])
-    of_batch = teacher_scores.of_file(tmp_path / "scores", pairs, *stores)(np.array([0]), scored)
+    of_batch = teacher_scores.of_file(tmp_path / "scores", TrainingPairs("toy", *stores, pairs))(np.array([0]), scored)
     np.testing.assert_allclose(of_batch, [[found["q2", "d2"], found["q2", "d9"], np.nan]], rtol=1e-6)
 
 
@@ -91,7 +92,7 @@ def test_the_pairs_of_a_folder_of_pairs_are_scored_with_its_negatives(printed, t
     assert candidates.docs == {"x": "the whale", "y": "the fox"}
     printed(score_pairs, pairs_dir=tmp_path / "pairs", model=trained, out_dir=tmp_path / "scores")
     store = pair_store.open_pair_store(tmp_path / "pairs")
-    scores = teacher_scores.of_file(tmp_path / "scores", store.pairs, store.query_store, store.doc_store)
+    scores = teacher_scores.of_file(tmp_path / "scores", store)
     found, expected = scores(np.arange(2), np.array([[0, 1], [1, -1]])), read(tmp_path / "scores")
     np.testing.assert_allclose(found, [[expected["a", "x"], expected["a", "y"]], [expected["b", "y"], np.nan]], rtol=1e-6)
 
