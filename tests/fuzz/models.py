@@ -45,7 +45,7 @@ TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": 9,
     "pad_token": "[PAD]",
-    "cls_token": {"content": "[CLS]"},
+    "cls_token": {"__type": "AddedToken", "content": "[CLS]"},
     "padding_side": "right",
 }
 ADDED = {
@@ -214,7 +214,7 @@ def _encoders(folder: Path) -> list[Reader]:
     roberta = encoder_files({**BERT, "model_type": "roberta", "pad_token_id": 1}, 1)
     of_roberta = {**words, "tokenizer.json": json_vocabulary(pad_id=1)}
     found = {
-        "T5": {**t5, "spiece.model": sentencepiece_model()},
+        "T5": t5,  # its vocabulary is opened by transformers
         "BERT": {**bert, **words, **added},
         "RoBERTa": {**roberta, **of_roberta},
     }
@@ -256,7 +256,7 @@ def _generator(folder: Path) -> Reader:
     model = model_of(values)
     params = random_params(jax.eval_shape(model.init, jax.random.key(0)))
     arrays = safetensors.numpy.save(disassemble(params, generator_origins(model)))
-    files = {"config.json": json.dumps(values), "model.safetensors": arrays, "spiece.model": sentencepiece_model()}
+    files = {"config.json": json.dumps(values), "model.safetensors": arrays}  # its vocabulary is opened by transformers
     return Reader("generator", written(folder, "a_generator", files), tuple(files), read, naive, share=SHARE)
 
 
