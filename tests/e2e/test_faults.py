@@ -153,7 +153,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
             file.unlink()
     message = refused(capsys, trainer.main, arguments(dataset_dir, run_dir, Optimization__num_steps=25))
     assert f"the checkpoint {newest} is damaged or half-copied" in message
-    assert "delete that folder to continue from step 10, the newest intact one" in message
+    assert "delete that folder to continue from an older one" in message
     assert newest.is_dir()
 
 
