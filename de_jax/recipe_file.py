@@ -22,8 +22,6 @@ from de_jax.types import InputError
 
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""
-MOVED: Mapping[str, str] = {}
-"""Modules of ours that were moved, by the name that recipes of before have."""
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -103,7 +101,6 @@ class _Reader:
 
     def _at(self, place: str, name: str) -> Any:
         module, _, label = place.rpartition(".")
-        module = MOVED.get(module, module)
         if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
             trust = "if you trust it, set allow_imports=True"
             raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")

@@ -101,7 +101,10 @@ def _opened(folder: Path) -> Any:
     with rust_errors_named(folder / TOKENIZER_JSON_FILE):
         if is_there(folder / TOKENIZER_JSON_FILE):
             read_json(folder / TOKENIZER_JSON_FILE, max_bytes=None)  # stricter than the library: no key twice
-        opened = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        # A sentencepiece file alone is the whole vocabulary, to which T5's class would add a hundred tokens.
+        is_alone = not is_there(file) and not is_there(folder / TOKENIZER_JSON_FILE)
+        own = {"extra_ids": 0} if is_alone else {}
+        opened = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **own)
     if not hasattr(opened, "backend_tokenizer"):
         raise InputError(f"{folder}: {type(opened).__name__} has no tokenizer.json; its texts are cut by Python code of its own.")
     if opened.truncation_side != "right":

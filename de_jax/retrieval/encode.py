@@ -51,7 +51,6 @@ def encode(
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
     progress: Progress = lambda texts: None,
-    is_shard: bool = False,
 ) -> Float[np.ndarray, "r D"]:
     """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
@@ -62,7 +61,6 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
-        is_shard: the caller says how many texts of the whole are cut.
 
     Raises:
         InputError: there is no text, or a parameter is below 1.
@@ -70,8 +68,20 @@ def encode(
     rows = np.arange(store.num_texts) if rows is None else np.asarray(rows)
     if not len(rows):
         raise InputError("there is no text to encode; give a store with at least one.")
-    if not is_shard:
-        _tell_cut(store, rows, max_length)
+    _tell_cut(store, rows, max_length)
+    return _encoded(encode_fn, store, rows, max_length, tokens_per_batch, length_multiple, progress)
+
+
+def _encoded(
+    encode_fn: EncodeFn,
+    store: Store,
+    rows: Int[np.ndarray, " r"],
+    max_length: int,
+    tokens_per_batch: int | None,
+    length_multiple: int | None,
+    progress: Progress,
+) -> Float[np.ndarray, "r D"]:
+    """As `encode`, without the sentence about cut texts."""
     tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
     firsts = first_places(text_hashes(store, max_length, rows))
     distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
@@ -126,7 +136,6 @@ def encode_to_dir(
         "max_length": max_length,
         "num_texts": store.num_texts,
     }
-    options: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
     folder, texts = Path(out_dir), range(store.num_texts)
     if part is None:
         parts.join(folder, lambda: first_rows(store, max_length))
@@ -136,7 +145,11 @@ def encode_to_dir(
     if not texts:
         return
     with outputs.in_turn(folder):
-        writer = EmbeddingWriter(folder, source, {**options, "texts_per_shard": texts_per_shard})
+        writer = EmbeddingWriter(
+            folder,
+            source,
+            {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple, "texts_per_shard": texts_per_shard},
+        )
         if writer.is_complete():
             return
         progress(writer.num_done)
@@ -149,9 +162,7 @@ def encode_to_dir(
             if not is_new.any() and not known and not writer.num_done:
                 is_new[0] = True  # says how many dimensions there are
             if is_new.any():
-                encoded = encode(
-                    encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, is_shard=True, **options
-                )
+                encoded = _encoded(encode_fn, store, rows[is_new], max_length, tokens_per_batch, length_multiple, progress)
             else:
                 encoded = (known[0].embeddings if known else writer.written())[:0]
             block = np.zeros((len(rows), encoded.shape[1]), np.float32)
@@ -284,7 +295,7 @@ def _tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> Non
     """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
     if np.mean(lengths > max_length) >= 0.01:
-        input_policy.tell_cut("encoding", "texts", lengths, "the maximum length", max_length)
+        input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)
 
 
 def _fill_copies(block: np.ndarray, copies: np.ndarray, firsts: np.ndarray, num_done: int, writer: EmbeddingWriter) -> None:

@@ -158,6 +158,12 @@ def test_where_transformers_is_not_installed_one_sentence_names_the_extra(tmp_pa
     assert load_tokenizer(tmp_path).encode(["hello"])  # a file of our own needs it not
 
 
+def test_a_sentencepiece_file_alone_gets_no_tokens_that_it_does_not_hold(spiece, tmp_path):
+    shutil.copy(spiece / "spiece.model", tmp_path)
+    write(tmp_path / "config.json", {"model_type": "t5"})
+    assert foreign_tokenizers.read(tmp_path).tokenizer.vocab_size == load_tokenizer(str(spiece)).vocab_size
+
+
 def test_no_folder_without_a_vocabulary_is_taken_for_one(tmp_path):
     write_tokenizer(tmp_path, "bert")
     assert foreign_tokenizers.is_in(tmp_path)

@@ -424,14 +424,14 @@ def test_of_a_corpus_that_changed_only_new_texts_are_encoded(tmp_path):
     texts = [store.texts[7], [5, 6, 7], *store.texts[20:], [8] * 70]
     changed = ListStore(texts, content_hash="changed")
     encoded = []
-    encode_rows = encode_.encode
+    encode_rows = encode_._encoded
 
-    def counting(encode_fn, store, *, rows, **options):
+    def counting(encode_fn, store, rows, *options):
         encoded.append(len(rows))
-        return encode_rows(encode_fn, store, rows=rows, **options)
+        return encode_rows(encode_fn, store, rows, *options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(encode_, "encode", counting)
+        patched.setattr(encode_, "_encoded", counting)
         after = open_embeddings(encode_.cached_docs(run, changed, "corpus", progress=counts.append))[1]
         assert encoded == [2]
         assert sum(counts) == len(texts)
@@ -467,3 +467,10 @@ def test_a_few_texts_fill_their_batches_and_have_one_shape(num_texts, length, mo
     computed = sum(batch.num_rows * batch.row_length for batch in batches)
     assert computed <= max(most * num_texts * length, 2 * 64)
     assert sorted(np.concatenate([batch.positions for batch in batches]).tolist()) == list(range(num_texts))
+
+
+def test_what_is_cut_is_said_once_for_all_shards(tmp_path):
+    run, store = small_run()._replace(run_dir=tmp_path), ListStore([[3] * 100] * 2 + [[4, number] for number in range(6)], "long")
+    with pytest.warns(UserWarning, match="25 % of the texts have more than max_length = .* are cut") as said:
+        encode_.cached_docs(run, store, "corpus", texts_per_shard=2)
+    assert len(said) == 1

@@ -226,3 +226,5 @@ def test_a_decay_may_end_elsewhere_than_the_run(schedule):
     np.testing.assert_allclose(rate(10), 1.0)
     assert 0.9 < rate(99) < 1
     assert rate(1000) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(InputError, match="warmup_steps is 101, but the run has 100 steps"):
+        schedule(peak=1.0, num_steps=100, warmup_steps=101, decay_steps=1001)

@@ -10,6 +10,7 @@ from jaxtyping import Int64
 
 from de_jax.types import InputError
 
+# Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
 _MAX_TRIES = 32
 
 

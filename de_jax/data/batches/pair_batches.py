@@ -33,7 +33,6 @@ from de_jax.types import PADDING_ID, Batch, InputError
 
 # Batches and pairs by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
 _SAMPLE_BATCHES, _SAMPLE_PAIRS = 16, 8192
-# Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")

@@ -40,7 +40,7 @@ def linear(
         end: learning rate of the last update.
         decay_steps: the update that reaches `end`, where it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
     """
-    return _after_warmup(peak, decay_steps or num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress)
+    return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress, decay_steps)
 
 
 @checked
@@ -53,9 +53,8 @@ def cosine(
     decay_steps: PositiveInt | None = None,
 ) -> Schedule:
     """As `linear`, but along half a cosine."""
-    return _after_warmup(
-        peak, decay_steps or num_steps, warmup_steps, lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-    )
+    decay = lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))  # noqa: E731
+    return _after_warmup(peak, num_steps, warmup_steps, decay, decay_steps)
 
 
 @checked
@@ -266,14 +265,16 @@ def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[
     return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
-def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array]) -> Schedule:
-    """Linear warm-up, then `decay` of the progress in [0, 1] from the end of the warm-up to the last update."""
+def _after_warmup(
+    peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array], decay_steps: int | None = None
+) -> Schedule:
+    """Linear warm-up, then `decay` of the progress in [0, 1] from its end to update `decay_steps`, by default the run's last."""
     if warmup_steps > num_steps:
         raise InputError(
             f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}, in a recipe "
             "with linear.warmup_steps."
         )
-    span = max(num_steps - 1 - warmup_steps, 1)
+    span = max((decay_steps or num_steps) - 1 - warmup_steps, 1)
 
     def schedule(step: Array) -> Array:
         step = jnp.asarray(step, jnp.float32)
