@@ -77,7 +77,7 @@ class Truncated:
 class EmbeddingWriter:
     """The embeddings of one folder while they grow: rows are appended, synced, then counted in `progress.json`."""
 
-    def __init__(self, out_dir: Path, source: dict[str, Any], batching: dict[str, int]) -> None:
+    def __init__(self, out_dir: Path, source: dict[str, Any], batching: dict[str, int | None]) -> None:
         """Begins, continues or finds complete.
 
         Args:
