@@ -26,7 +26,8 @@ from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.stores.equal_texts import first_rows
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
+from de_jax.settings import Count, map_of
 from de_jax.types import Batch, InputError
 
 SIDES = ("query", "doc")
@@ -57,7 +58,7 @@ class KeptSizes(dict[int, int]):
         super().__init__()
         self._path = path
         if path.is_file():
-            for shard, size in schema.read(path, schema.map_of(schema.integer(), keys=schema.text)).items():
+            for shard, size in reading.read_json(path, map_of(Count, keys=str)).items():
                 super().__setitem__(int(shard), size)
 
     def __setitem__(self, shard: int, size: int) -> None:

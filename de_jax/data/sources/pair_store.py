@@ -28,10 +28,9 @@ from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_bo
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
-from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import LocalPath, checked
+from de_jax.settings import Count, LocalPath, NonNegativeFloat, Record, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -45,12 +44,14 @@ class Part(NamedTuple):
 
 PAIR_STORE = Kind(
     "pair store",
-    {
-        "made_from": schema.text,
-        "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
-        "file_sizes": schema.record({"pairs.npy": schema.integer()}),
-        "has_dev": schema.flag,
-    },
+    Record(
+        {
+            "made_from": str,
+            "parts": list_of(of_class(Part, rate=NonNegativeFloat, num_pairs=Size), least=1),
+            "file_sizes": Record({"pairs.npy": Count}),
+            "has_dev": bool,
+        }
+    ),
     make="write one with de-jax import_pairs or export_batches",
     mend="remove the folder of pairs and write it again",
 )
