@@ -79,7 +79,11 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
+    return trained_on(store, options, share)
 
+
+def trained_on(store: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
+    """The training set of an open folder of pairs, whose tokenizers and dev set come before those of the options."""
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
