@@ -79,7 +79,7 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     inputs = parser.add_mutually_exclusive_group(required=True)
-    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; queries and corpus are tokenized")
+    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder or a table; queries and corpus are tokenized")
     inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
     parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="content of --texts_file; docs have titles")
     parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with either")

@@ -106,6 +106,11 @@ def has_splits(path: str) -> bool:
     return (Path(path) / _DICT_FILE).is_file() or _may_be_of_hub(path)
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a path is a file, or a folder of `datasets.save_to_disk`."""
+    return Path(path).is_file() or any((Path(path) / name).is_file() for name in (_STATE_FILE, _DICT_FILE))
+
+
 def fingerprint(table: Table) -> str:
     """The hex SHA-256 of a table's content: of its files' bytes, or of its rows, whose columns have an order."""
     found = hashlib.sha256("\n".join([*table.header, ""]).encode())
