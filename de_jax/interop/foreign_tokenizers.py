@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
+
 from de_jax.data.text.tokenizing import (
     MASK_TOKENS,
     NO_WORD,
@@ -14,10 +16,13 @@ from de_jax.data.text.tokenizing import (
     TOKENIZER_JSON_FILE,
     JsonTokenizer,
     Tokenizer,
+    check_same_tokens,
     rust_errors_named,
+    whole,
 )
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.settings import Record
 from de_jax.types import InputError
 
 SpecialTokens = Literal["text", "as_transformers"]
@@ -77,9 +82,16 @@ def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: boo
         )
     for token in found["added_tokens"]:
         token["special"] = token["content"] in protected
-    found |= {"padding": pad, "truncation": None}
+    found = {**found, "padding": pad, "truncation": None}
+    tokenizer = _kept(folder / TOKENIZER_JSON_FILE, found)
+    check_same_tokens(
+        tokenizer,
+        lambda text: whole(tokenizer, text),
+        lambda text: tokenizer.by_padding(np.array(opened(text)["input_ids"])).tolist(),
+        f"{folder}: transformers makes other tokens of {{text}} than the tokenizer.json that it writes; save the tokenizer again.",
+    )
     return ForeignTokenizer(
-        _kept(folder / TOKENIZER_JSON_FILE, found),
+        tokenizer,
         int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None,
         opened.padding_side == "left",
     )
@@ -98,7 +110,7 @@ def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> No
 def _opened(folder: Path) -> Any:
     """The tokenizer by transformers."""
     file = folder / SETTINGS_FILE
-    settings: Mapping[str, Any] = schema.read(file, schema.record({})) if is_there(file) else {}
+    settings: Mapping[str, Any] = reading.read_json(file, Record({})) if is_there(file) else {}
     if settings.get("auto_map"):
         raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
     try:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import json_objects, reading, schema
-from de_jax.settings import LOCAL
+from de_jax.files import json_objects, reading
+from de_jax.settings import LOCAL, Record, file_name, list_of
 from de_jax.types import InputError
 
 _ROWS_AT_ONCE = 1024
@@ -28,8 +28,8 @@ _ARROW_FILE = b"ARROW1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
-_SPLITS = schema.record({"splits": schema.list_of(schema.file_name, least=1)})
-_STATE = schema.record({"_data_files": schema.list_of(schema.record({"filename": schema.file_name}), least=1)})
+_SPLITS = Record({"splits": list_of(file_name, least=1)})
+_STATE = Record({"_data_files": list_of(Record({"filename": file_name}), least=1)})
 
 
 @runtime_checkable
@@ -167,7 +167,7 @@ def _may_be_of_hub(path: str) -> bool:
 def _files_of_dataset(folder: Path, split: str) -> list[Path]:
     """The Arrow files that `datasets.save_to_disk` wrote, which are read without that package."""
     if (folder / _DICT_FILE).is_file():
-        splits = schema.read(folder / _DICT_FILE, _SPLITS)["splits"]
+        splits = reading.read_json(folder / _DICT_FILE, _SPLITS)["splits"]
         if split not in splits:
             raise InputError(f"{folder} has no split '{split}'; it has {', '.join(splits)}.")
         folder = folder / split
@@ -175,7 +175,7 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
         raise InputError(
             f"{folder} is no folder of datasets.save_to_disk (no {_STATE_FILE}); name the files, for example *.parquet."
         )
-    return [folder / one["filename"] for one in schema.read(folder / _STATE_FILE, _STATE)["_data_files"]]
+    return [folder / one["filename"] for one in reading.read_json(folder / _STATE_FILE, _STATE)["_data_files"]]
 
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:
