@@ -385,7 +385,7 @@ def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
 
 @contextlib.contextmanager
 def continuing(run_dir: Path) -> Iterator[None]:
-    """Within, `continued_tokenizer` gives the tokenizers of a run that has a checkpoint."""
+    """Within, `continued_tokenizer` and `continued_run` tell of a run that has a checkpoint."""
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     token = _CONTINUED.set(run_dir if has_steps and RUN.is_in(run_dir) else None)
     try:
@@ -396,10 +396,15 @@ def continuing(run_dir: Path) -> Iterator[None]:
 
 def continued_tokenizer(tower: str) -> Tokenizer | None:
     """The tokenizer that the run which is being continued has for a tower, "query" or "doc"; None for no such run."""
-    if (run_dir := _CONTINUED.get()) is None:
+    if (run_dir := _CONTINUED.get()) is None or (description := continued_run()) is None:
         return None
-    description, _ = described(RUN, run_dir, DualEncoder.from_json)
     return kept_tokenizer(run_dir, description["tokenizers"][tower])
+
+
+def continued_run() -> dict[str, Any] | None:
+    """The description of the run which is being continued; None for no such run."""
+    run_dir = _CONTINUED.get()
+    return described(RUN, run_dir, DualEncoder.from_json)[0] if run_dir else None
 
 
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
