@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.evaluation import verdict
 from de_jax.files import mirrors
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -146,6 +147,11 @@ class Model:
     def __repr__(self) -> str:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
         return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; empty for other models."""
+        return verdict.of_run(self.run.run_dir) or {}
 
     def encode_query(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import jax
 
@@ -16,9 +16,15 @@ from de_jax.training.optim.lamb import ance_lamb, lamb
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
 from de_jax.types import Params, Schedule
 
+T = TypeVar("T")
 BY_NAME: dict[str, Any] = {one.__name__: one for one in (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)}
 """Optimizers and schedules."""
-settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings_group(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are given by name."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 @settings_group
