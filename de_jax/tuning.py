@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from de_jax import losses
@@ -75,7 +76,8 @@ def fine_tune(
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
         epochs: passes over the pairs.
         num_steps: updates, in place of `epochs`.
-        batch_size: pairs of an update; by default 64, and fewer where an epoch would have less than 8 batches.
+        batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches, as a multiple of the
+            number of devices.
         learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4.
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
@@ -144,10 +146,11 @@ def _fitted(
     """The options with what is not set fitted to the pairs, and the number of these."""
     texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
     assert texts is not None  # only streams have none
+    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
     fitted: dict[str, Any] = {
         "max_query_length": _needed(texts.query_store, texts.pairs[:, 0], options.max_query_length),
         "max_doc_length": _needed(texts.doc_store, texts.pairs[:, 1], options.max_doc_length),
-        "batch_size": max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA)),
+        "batch_size": jax.device_count() * max(1, most // jax.device_count()),
     }
     return dataclasses.replace(options, **{name: value for name, value in fitted.items() if not is_set[name]}), len(texts.pairs)
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 import de_jax
+from de_jax.data.text import beir
 from de_jax.evaluation import verdict
 from de_jax.types import InputError
 from tests import tiny_run
@@ -64,13 +65,18 @@ def test_answers_of_other_questions_are_no_gain(start, tmp_path):
     assert model.scores["result"] != "better"
 
 
+SIDES = {"d": [("", doc) for _, doc in PAIRS], "q": [(query,) for query, _ in PAIRS]}
+
+
 @pytest.mark.parametrize(
     "options", [{"negatives": "mined"}, {"adapters": "lora"}, {"loss": "samtone"}, {"loss": de_jax.losses.pair}]
 )
 def test_methods_combine_with_any_source(options, start, tmp_path):
-    beir_folder = tiny_run.write_dataset(tmp_path / "beir")
-    model = de_jax.fine_tune(start, beir_folder, run_dir=tmp_path / "run", **{**FAST, "num_steps": 2, "batch_size": 1}, **options)
+    texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
+    beir.write(tmp_path / "beir", *texts, {"train": {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}})
+    model = de_jax.fine_tune(start, tmp_path / "beir", run_dir=tmp_path / "run", **{**FAST, "num_steps": 2}, **options)
     assert model.run.step == 2
+    assert model.scores["num_queries"] + model.scores["num_left_out"] == 13
 
 
 @pytest.mark.parametrize(
