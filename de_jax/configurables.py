@@ -285,7 +285,8 @@ def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
         if now != setting and (one.is_typed or str(gin_settings.RECIPES_DIR) not in one.place):
             old[f"{setting.name}.{setting.parameter}"] = f"{now.name}.{now.parameter}"
         takes = settings.hints(parts[name]).get(setting.parameter, Any) if name in parts else Any
-        if isinstance(one.value, str) and one.value in parts and takes is not Any and settings.is_valid(parts[one.value], takes):
+        is_part = isinstance(one.value, str) and one.value in parts and takes is not Any
+        if is_part and not settings.mismatch(parts[one.value], takes):
             one = one._replace(value=Reference("", one.value, is_called=False))  # adamw for @adamw
         found[now] = one
     if old:

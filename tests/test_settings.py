@@ -166,7 +166,7 @@ def test_every_setting_has_an_annotation():
         ("Initialization.seed=one", "Initialization.seed is 'one'; it must be a whole number."),
         ("Optimization.num_steps=1e1", "Optimization.num_steps is 10.0; it must be a whole number, written 10."),
         ("Optimization.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
-        ("Optimization.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
+        ("Optimization.learning_rate_factors={'q/.*': -1.0}", "Optimization.learning_rate_factors['q/.*'] is -1.0; it must be at"),
         ("Recipe.model=@linear", "Recipe.model is linear; it must be DualEncoder(...)."),
         ("PairsOptions.length_multiple=0", "PairsOptions.length_multiple is 0; it must be at least 1."),
         ("PairsOptions.batch_size=0", "it must be at least 1."),

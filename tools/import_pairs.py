@@ -23,7 +23,7 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.sources import pair_store, table_pairs, table_store
+from de_jax.data.sources import pair_store, table_pairs, table_store, table_texts
 from de_jax.data.sources.table_store import Tables
 from de_jax.data.text import beir
 from de_jax.data.text.table_files import files_of
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _write_beir(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:
     folders.require_replaceable(args.out_dir, beir.BEIR_KIND)
-    return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, tables, read)}
+    return {"dataset_dir": str(args.out_dir), **table_texts.write_beir(args.out_dir, tables, read)}
 
 
 def _write_pairs(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from de_jax.data.text.tokenizing import MASK_TOKENS, PAD_TOKENS, TOKENIZER_JSON_FILE, JsonTokenizer, Tokenizer, rust_errors_named
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.settings import Record
 from de_jax.types import InputError
 
 SpecialTokens = Literal["text", "as_transformers"]
@@ -89,7 +90,7 @@ def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> No
 def _opened(folder: Path) -> Any:
     """The tokenizer by transformers."""
     file = folder / SETTINGS_FILE
-    settings: Mapping[str, Any] = schema.read(file, schema.record({})) if is_there(file) else {}
+    settings: Mapping[str, Any] = reading.read_json(file, Record({})) if is_there(file) else {}
     if settings.get("auto_map"):
         raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
     try:

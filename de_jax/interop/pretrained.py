@@ -14,16 +14,17 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS
+from de_jax.settings import Record, file_name, map_of
 from de_jax.training.optim.paths import map_with_path
 from de_jax.types import Array, InputError, Params
 
 FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_INDEX = schema.record({"weight_map": schema.map_of(schema.file_name)})
+_INDEX = Record({"weight_map": map_of(file_name)})
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -257,7 +258,7 @@ def arrays_in(file: Path) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
-    shards = schema.read(folder / INDEX_FILE, _INDEX)["weight_map"]
+    shards = reading.read_json(folder / INDEX_FILE, _INDEX)["weight_map"]
     there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in there[shard]:

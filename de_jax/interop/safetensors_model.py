@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.interop.pretrained import FILE, Origin, Pretrained, PretrainedSide, assemble, disassemble, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.settings import Maybe, PositiveInt, Record, relative
 from de_jax.training.optim import paths
 from de_jax.training.run import model_schema
 from de_jax.training.run.run_folder import Run
@@ -22,13 +22,15 @@ from de_jax.types import Params
 
 MODEL_FOLDER = Kind(
     "model",
-    {
-        "model": model_schema.DUAL_ENCODER,
-        "tokenizers": schema.record({"query": schema.relative, "doc": schema.relative}, only=True),
-        "max_query_length": schema.integer(1, schema.MAX_SIZE),
-        "max_doc_length": schema.integer(1, schema.MAX_SIZE),
-        "max_passages": schema.Maybe(schema.integer(1, schema.MAX_SIZE), 1),
-    },
+    Record(
+        {
+            "model": model_schema.DUAL_ENCODER,
+            "tokenizers": Record({"query": relative, "doc": relative}, only=True),
+            "max_query_length": PositiveInt,
+            "max_doc_length": PositiveInt,
+            "max_passages": Maybe(PositiveInt, 1),
+        }
+    ),
     make="write it with de-jax export_model",
     file="model.json",
     is_bare=True,

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from de_jax.data.text.tokenizing import PromptedTokenizer
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.reading import is_there
 from de_jax.interop import foreign_tokenizers, huggingface
 from de_jax.interop.architectures.kind import Keys, account
 from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired, stored_arrays
 from de_jax.models.tower import TowerConfig
+from de_jax.settings import Maybe, Record, list_of, map_of, nullable, relative
 from de_jax.types import Array, InputError
 
 MODULES_FILE = "modules.json"
@@ -35,12 +36,12 @@ OLD_LENGTH_FILES = tuple(
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 ROUTES = {"query": "query", "doc": "document"}
-_MODULES = schema.list_of(schema.record({"type": schema.text, "path": schema.relative}))
-_ROUTER = schema.record(
+_MODULES = list_of(Record({"type": str, "path": relative}))
+_ROUTER = Record(
     {
-        "types": schema.map_of(schema.text, keys=schema.relative),
-        "structure": schema.record(dict.fromkeys(ROUTES.values(), schema.texts)),
-        "parameters": schema.Maybe(schema.nullable(schema.record({})), None),
+        "types": map_of(str, keys=relative),
+        "structure": Record(dict.fromkeys(ROUTES.values(), list_of(str))),
+        "parameters": Maybe(nullable(Record({})), None),
     }
 )
 KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
@@ -181,7 +182,7 @@ def _read_tower(
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """The folders of a query's modules and of a document's, by class."""
     file = folder / MODULES_FILE
-    values = schema.read(file, _MODULES)
+    values = reading.read_json(file, _MODULES)
     for module in values:
         account(file, module, MODULE_KEYS)
     listed = [(_kind(file, module["type"]), folder / module["path"]) for module in values]
@@ -202,7 +203,7 @@ def _kind(file: Path, type_name: Any) -> str:
 
 def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     file = router / ROUTER_FILE
-    values = schema.read(file, _ROUTER)
+    values = reading.read_json(file, _ROUTER)
     account(file, values, ROUTER_KEYS)
     account(file, values["parameters"] or {}, ROUTER_PARAMETERS_KEYS)
     names = values["structure"][route]
@@ -335,6 +336,6 @@ def _prompted(side: PretrainedSide, prompt: str) -> PretrainedSide:
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
-    values: dict[str, Any] = schema.read(file, schema.record({})) if required or is_there(file) else {}
+    values: dict[str, Any] = reading.read_json(file, Record({})) if required or is_there(file) else {}
     account(file, values, keys)
     return values

@@ -18,15 +18,14 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.epoch_plan import full_batches
-from de_jax.data.batches.pair_batches import require_shares
+from de_jax.data.batches.pair_batches import full_batches, require_shares
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.stores.equal_texts import first_rows
+from de_jax.data.stores.corpus import TokenStore, first_rows
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
+from de_jax.settings import Count, map_of
 from de_jax.types import Batch, InputError
 
 SIDES = ("query", "doc")
@@ -57,7 +56,7 @@ class KeptSizes(dict[int, int]):
         super().__init__()
         self._path = path
         if path.is_file():
-            for shard, size in schema.read(path, schema.map_of(schema.integer(), keys=schema.text)).items():
+            for shard, size in reading.read_json(path, map_of(Count, keys=str)).items():
                 super().__setitem__(int(shard), size)
 
     def __setitem__(self, shard: int, size: int) -> None:

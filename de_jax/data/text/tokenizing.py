@@ -14,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
 from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.settings import LARGEST, Record
 from de_jax.types import InputError
 
 PAD_ID = 0
@@ -29,7 +30,7 @@ FIRST_BYTE = "<0x00>"
 Span = tuple[int, int]
 """Begin and end in a text, in characters."""
 _UNKNOWN = "\U0010fffe"
-_PROMPT = schema.record({"prompt": schema.text})
+_PROMPT = Record({"prompt": str})
 
 
 @runtime_checkable
@@ -154,7 +155,7 @@ class JsonTokenizer:
             surroundings = _surroundings(self._tokenizer)
             self.pad_id = _json_pad_id(path, self._tokenizer, padding, {token for ids in surroundings for token in ids})
             highest = max((self.vocab_size - 1, self.pad_id, *(token for ids in surroundings for token in ids)))
-            if highest >= min(self.vocab_size, schema.MAX_SIZE):
+            if highest >= min(self.vocab_size, LARGEST):
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
         self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
@@ -255,7 +256,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _prompt_of(directory: Path) -> str:
-    value = schema.read(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
+    value = reading.read_json(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
     return str(value["prompt"])
 
 

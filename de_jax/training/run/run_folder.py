@@ -27,10 +27,11 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import mirrors, schema
+from de_jax.files import mirrors
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
+from de_jax.settings import Maybe, PositiveInt, Record, file_name, nullable
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
 from de_jax.training.run import model_schema
@@ -50,17 +51,18 @@ _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE
 """By a trainer, after the description of its run."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
-_LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
     "run",
-    {
-        "model": model_schema.DUAL_ENCODER,
-        "max_query_length": _LENGTH,
-        "max_doc_length": _LENGTH,
-        "max_passages": schema.Maybe(_LENGTH, 1),
-        "adapters": schema.Maybe(schema.nullable(model_schema.ADAPTERS), None),
-        "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
-    },
+    Record(
+        {
+            "model": model_schema.DUAL_ENCODER,
+            "max_query_length": PositiveInt,
+            "max_doc_length": PositiveInt,
+            "max_passages": Maybe(PositiveInt, 1),
+            "adapters": Maybe(nullable(model_schema.ADAPTERS), None),
+            "tokenizers": Record({"query": file_name, "doc": file_name}),
+        }
+    ),
     make="give the folder of a training run",
     otherwise="use the recipe it was started with, or another run_dir",
     file="run.json",
