@@ -20,8 +20,9 @@ from de_jax.data.text import near_duplicates
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.dev_scores import DEPTH, rank_dev
 from de_jax.evaluation.metrics import Results
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
 from de_jax.retrieval.bm25 import BM25Index
+from de_jax.settings import map_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
@@ -66,7 +67,7 @@ class DevScores:
         if f"dev/{NAME}" not in scalars or not step:
             return
         path = self._run_dir / FIRST_FILE
-        first = schema.read(path, schema.map_of(schema.map_of(schema.number()))) if path.is_file() else {}
+        first = reading.read_json(path, map_of(map_of(float))) if path.is_file() else {}
         found = {}
         for name, after in self._rankings.items():
             bm25, left_out = self._bm25_and_left_out(name)
@@ -165,7 +166,7 @@ def of_run(run_dir: str | Path) -> dict[str, Any] | None:
     path = Path(run_dir) / VERDICT_FILE
     if not path.is_file():
         return None
-    found: dict[str, Any] = schema.read(path, schema.map_of(lambda value: value))
+    found: dict[str, Any] = reading.read_json(path, map_of(Any))
     return found[""] if found.keys() == {""} else found
 
 
