@@ -26,7 +26,7 @@ from de_jax.settings import map_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
-VERDICT_FILE, FIRST_FILE = "verdict.json", "first_scores.json"
+VERDICT_FILE, QUERIES_FILE = "verdict.json", "dev_scores.json"
 MEASURE, NAME = "nDCG@10", "ndcg@10"
 MOST_RESEMBLING = 0.7
 """Held-out queries that share more of their three-word sequences with a training query are left out of a verdict."""
@@ -60,25 +60,22 @@ class DevScores:
 
     def keep_first(self) -> None:
         """Keeps the scores of the last call as those of the model that the run starts from."""
-        outputs.write_json(self._run_dir / FIRST_FILE, {name: self._scores(name) for name in self._rankings})
+        outputs.write_json(self._run_dir / QUERIES_FILE, {name: {"before": self._scores(name)} for name in self._rankings})
 
     def keep(self, step: int, scalars: Mapping[str, float]) -> None:
-        """A sink: after an evaluation, writes the verdict about the parameters of the last call."""
+        """A sink: after an evaluation, writes the verdict about the parameters of the last call, and each query's scores."""
         if f"dev/{NAME}" not in scalars or not step:
             return
-        path = self._run_dir / FIRST_FILE
-        first = reading.read_json(path, map_of(map_of(float))) if path.is_file() else {}
-        found = {}
+        kept = of_queries(self._run_dir)
+        found, queries = {}, {}
         for name, after in self._rankings.items():
             bm25, left_out = self._bm25_and_left_out(name)
-            fused = fusion.fuse([after, bm25], depth=DEPTH)
-            before = first.get(name)
-            found[name] = {"step": step} | judge(
-                self._scores(name),
-                before if before is not None and before.keys() == self._data.dev_sets[name].qrels.keys() else None,
-                beside={"bm25": self._scores(name, bm25), "fusion": self._scores(name, fused)},
-                left_out=left_out,
-            )
+            beside = {"bm25": self._scores(name, bm25), "fusion": self._scores(name, fusion.fuse([after, bm25], depth=DEPTH))}
+            scores, before = self._scores(name), kept.get(name, {}).get("before")
+            before = before if before is not None and before.keys() == scores.keys() else None
+            queries[name] = {**({"before": before} if before else {}), "after": scores, **beside}
+            found[name] = {"step": step} | judge(scores, before, beside=beside, left_out=left_out)
+        outputs.write_json(self._run_dir / QUERIES_FILE, queries)
         outputs.write_json(self._run_dir / VERDICT_FILE, found)
 
     def _scores(self, name: str, results: Results | None = None) -> Scores:
@@ -168,6 +165,13 @@ def of_run(run_dir: str | Path) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = reading.read_json(path, map_of(Any))
     return found[""] if found.keys() == {""} else found
+
+
+def of_queries(run_dir: str | Path) -> dict[str, dict[str, Scores]]:
+    """nDCG@10 of each held-out query by source and by "before", "after", "bm25" or "fusion"; empty for a run without."""
+    path = Path(run_dir) / QUERIES_FILE
+    found: dict[str, dict[str, Scores]] = reading.read_json(path, map_of(map_of(map_of(float)))) if path.is_file() else {}
+    return found
 
 
 def sentences(verdict: Mapping[str, Any]) -> list[str]:

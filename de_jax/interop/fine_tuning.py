@@ -15,7 +15,7 @@ from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import ASSUMED
-from de_jax.interop.pretrained import Pretrained
+from de_jax.interop.pretrained import Pretrained, check_own_tokens
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
@@ -190,6 +190,21 @@ def unused_of(init_from: InitFrom) -> dict[str, Any]:
 def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
     """Refuses what `initial_params` would refuse, by names and shapes alone; arguments as there."""
     _checked_places(init_from, shapes, new, layers)
+
+
+def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], fresh: Params, *, new: Sequence[str] = ()) -> None:
+    """Refuses tokens other than the weights know; not for towers whose embedder starts fresh, nor for sources without a vocabulary.
+
+    Args:
+        init_from, fresh, new: as of `initial_params`.
+        tokenizers: by tower.
+    """
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
+    started = {path.split("/")[0] for path in paths.all_paths(fresh) if "/embedder/" in path and paths.matches(new, path)}
+    for tower, source in sources.items():
+        own = None if started & {tower, "shared"} else _sizes(source).side(tower).tokenizer
+        if own is not None:
+            check_own_tokens(own, tokenizers[tower], f"the {tower} tokenizer of the training data")
 
 
 def _checked_places(

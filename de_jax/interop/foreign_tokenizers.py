@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from de_jax.data.text.tokenizing import MASK_TOKENS, PAD_TOKENS, TOKENIZER_JSON_FILE, JsonTokenizer, Tokenizer, rust_errors_named
+import numpy as np
+
+from de_jax.data.text.tokenizing import (
+    MASK_TOKENS,
+    PAD_TOKENS,
+    TOKENIZER_JSON_FILE,
+    JsonTokenizer,
+    Tokenizer,
+    check_same_tokens,
+    rust_errors_named,
+    whole,
+)
 from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.settings import Record
@@ -70,8 +81,15 @@ def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: boo
     for token in found["added_tokens"]:
         token["special"] = token["content"] in protected
     found = {**_spelt_out(opened.backend_tokenizer, found, protected), "padding": pad, "truncation": None}
+    tokenizer = _kept(folder / TOKENIZER_JSON_FILE, found)
+    check_same_tokens(
+        tokenizer,
+        lambda text: whole(tokenizer, text),
+        lambda text: tokenizer.by_padding(np.array(opened(text)["input_ids"])).tolist(),
+        f"{folder}: transformers makes other tokens of {{text}} than the tokenizer.json that it writes; save the tokenizer again.",
+    )
     return ForeignTokenizer(
-        _kept(folder / TOKENIZER_JSON_FILE, found),
+        tokenizer,
         int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None,
         opened.padding_side == "left",
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer, whole, with_prompt
 from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
@@ -94,10 +94,24 @@ def side_of(
             f"{tokenizer} pads with {found.pad_id}, but the weights of the {tower} tower with {pad_id}; give the vocabulary that "
             "the model was trained with."
         )
+    if tokenizer and own.tokenizer:
+        check_own_tokens(own.tokenizer, found, f"the tokenizer {tokenizer}")
     side = Side(with_prompt(found, prompt), max_length or own.max_length, own.max_passages)
     pretrained.model.check_length(tower, side.max_length)
     pretrained.model.check_vocabulary(tower, found.vocab_size)
     return side
+
+
+def check_own_tokens(own: Tokenizer, other: Tokenizer, name: str) -> None:
+    """Refuses a tokenizer, called `name`, that cuts texts otherwise than the weights were trained with; prompts may differ."""
+    bare, other_bare = with_prompt(own, ""), with_prompt(other, "")
+    mend = "take the model's own vocabulary and settings, in a recipe as pretrained_tokenizer"
+    check_same_tokens(
+        bare,
+        lambda text: whole(other_bare, text),
+        lambda text: whole(bare, text),
+        f"{name} makes other tokens of {{text}} than the model that the weights come from; {mend}.",
+    )
 
 
 def paired(query: Pretrained, doc: Pretrained) -> Pretrained:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
 from de_jax.data.batches.layout import Store
-from de_jax.data.stores.store_writer import TOKEN_STORE, joined, writing
+from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, joined, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, reading
@@ -214,13 +214,14 @@ def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
         tokens.append(found[0])
         lengths.append(found[1])
         num_texts += len(chunk)
-    ids = np.array([str(place).encode() for place in range(num_texts)], dtype=bytes)
-    arrays = {
-        "tokens.npy": np.concatenate(tokens),
-        "offsets.npy": np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))]),
-        "ids.npy": ids,
-        "id_order.npy": np.argsort(ids, kind="stable"),
-    }
+    return in_memory(np.concatenate(tokens), np.concatenate(lengths), tokenizer)
+
+
+def in_memory(tokens: Int32[np.ndarray, " total"], lengths: Int[np.ndarray, " n"], tokenizer: Tokenizer) -> TokenStore:
+    """Texts of so many tokens each, end to end, as a store without a folder; the id of a text is its place."""
+    ids = np.arange(len(lengths)).astype(bytes)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    arrays = dict(zip(ARRAYS, (tokens, offsets, ids, np.argsort(ids, kind="stable")), strict=True))
     described = {"vocab_size": tokenizer.vocab_size, "prefix_ids": tokenizer.prefix_ids, "suffix_ids": tokenizer.suffix_ids}
     hashes = {"tokenizer_fingerprint": tokenizer.fingerprint, "content_hash": "in memory"}
     return TokenStore(Path("in memory"), described | hashes, arrays)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +29,19 @@ MASK_TOKENS = ("[MASK]", "<mask>")
 FIRST_BYTE = "<0x00>"
 Span = tuple[int, int]
 """Begin and end in a text, in characters."""
+PROBES = (
+    "How MANY  Words, in ÉCOLE or Straße?",
+    " İstanbul, \u0391\u03a3; naïve cafe\u0301 ",
+    "\ufb01rst ½ of №7 in \uff26\uff35\uff2c\uff2c width",
+    "one\ttwo\nthree\u00a0four",
+    "don't re-use 1,234.5 e-mails: a@b.co",
+    "中文检索 日本語の検索 한국어",
+    "кириллица हिन्दी العربية",
+    "smile 🙂 zero\u200bwidth",
+    "x" * 120,
+)
+"""Texts in which tokenizers differ: case, blanks, accents, compatibility forms, numbers, scripts, long words."""
+_PROBED_TOKENS = 64
 _UNKNOWN = "\U0010fffe"
 _PROMPT = Record({"prompt": str})
 
@@ -158,26 +171,26 @@ class JsonTokenizer:
             if highest >= min(self.vocab_size, LARGEST):
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
-        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
+        self.prefix_ids, self.suffix_ids = (tuple(self.by_padding(np.array(ids)).tolist()) for ids in surroundings)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special_tokens = tuple(sorted(token.content for token in added if token.special))
         masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
-        self.mask_id = int(self._ours(np.array(masks[:1]))[0]) if masks else None
+        self.mask_id = int(self.by_padding(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with rust_errors_named(self._path), _surrogates_refused(texts):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+        return [self.by_padding(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
     def spans(self, text: str) -> list[Span]:
         with rust_errors_named(self._path), _surrogates_refused([text]):
             return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        return list(self._tokenizer.decode_batch([self._ours(row).tolist() for row in ids]))
+        return list(self._tokenizer.decode_batch([self.by_padding(row).tolist() for row in ids]))
 
-    def _ours(self, ids: np.ndarray) -> np.ndarray:
+    def by_padding(self, ids: np.ndarray) -> np.ndarray:
         """The ids with padding and 0 in each other's place."""
         if self.pad_id == PAD_ID:
             return ids
@@ -212,6 +225,26 @@ class PromptedTokenizer:
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)
         outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
+
+
+def whole(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text with what surrounds it."""
+    return [*tokenizer.prefix_ids, *tokenizer.encode([text])[0].tolist(), *tokenizer.suffix_ids]
+
+
+def check_same_tokens(
+    tokenizer: Tokenizer, ours: Callable[[str], Sequence[int]], theirs: Callable[[str], Sequence[int]], sentence: str
+) -> None:
+    """Compares two tokenizations of `PROBES`, and of words of a tokenizer's vocabulary.
+
+    Raises:
+        InputError: they differ; the `sentence` with the text in the place of {text}.
+    """
+    some = np.linspace(0, tokenizer.vocab_size - 1, _PROBED_TOKENS).astype(np.int32).reshape(-1, 8)
+    words = tokenizer.decode(list(some))
+    for text in (*PROBES, *words, *(one.upper() for one in words)):
+        if list(ours(text)) != list(theirs(text)):
+            raise InputError(sentence.format(text=repr(text)[:60]))
 
 
 def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
