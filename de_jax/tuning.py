@@ -91,11 +91,11 @@ def fine_tune(
     Raises:
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
-    local, source = mirrors.local(run_dir), _source_of(model)
-    data = _data_of(pairs, columns, dev_fraction)
-    options, num_pairs = _fitted(
+    local, source = mirrors.local(run_dir), source_of(model)
+    data = data_of(pairs, columns, dev_fraction)
+    options, num_pairs = fitted(
         data,
-        _options(source, max_query_length=max_query_length, max_doc_length=max_doc_length, batch_size=batch_size, seed=seed),
+        options_of(source, max_query_length=max_query_length, max_doc_length=max_doc_length, batch_size=batch_size, seed=seed),
         is_set={"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size},
     )
     if negatives:
@@ -126,7 +126,7 @@ def fine_tune(
     return load(local)
 
 
-def _options(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:
+def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:
     """How a model reads pairs: its tokenizers, prompts and lengths, where these are not given."""
     start = any_model.open_model(source)
     tokenizers = {side: pretrained_tokenizer(source=source, tower=side) for side in TOWERS}
@@ -140,7 +140,7 @@ def _options(source: str, *, max_query_length: int | None, max_doc_length: int |
     )
 
 
-def _fitted(
+def fitted(
     data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
 ) -> tuple[PairsOptions, int]:
     """The options with what is not set fitted to the pairs, and the number of these."""
@@ -155,14 +155,14 @@ def _fitted(
     return dataclasses.replace(options, **{name: value for name, value in fitted.items() if not is_set[name]}), len(texts.pairs)
 
 
-def _source_of(model: str | Path | Model) -> str:
+def source_of(model: str | Path | Model) -> str:
     """What names a model in a recipe."""
     if isinstance(model, Model):
         return model.run.source or str(model.run.run_dir)
     return str(model)
 
 
-def _data_of(pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float) -> Callable[..., TrainingSet]:
+def data_of(pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
     if isinstance(pairs, str | Path):
         folder = Path(mirrors.local(pairs))

@@ -7,6 +7,7 @@ import random
 import pytest
 
 import de_jax
+from de_jax import trials
 from de_jax.data.text import beir
 from de_jax.evaluation import verdict
 from de_jax.types import InputError
@@ -137,3 +138,38 @@ def test_the_smallest_visible_difference_is_seen_in_four_of_five_samples():
     smallest = verdict.smallest_visible(spread[:100].tolist()) * float(np.std(spread) / np.std(spread[:100]))
     seen = [stats.ttest_1samp(rng.choice(spread - spread.mean(), 100) + smallest, 0).pvalue < 0.05 for _ in range(1000)]
     assert 0.76 < np.mean(seen) < 0.84
+
+
+def tuned_by(start, rows, run_dir, monkeypatch):
+    monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
+    sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
+    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=0.02, dev_fraction=0.5, **sizes)
+
+
+def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
+    found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    assert found.report["best_trial"].startswith("1_")
+    assert found.sentence.startswith("better: ")
+    assert found.model.run.run_dir == tmp_path / "tune/model"
+    queries = json.loads((tmp_path / "tune/trials" / found.report["best_trial"] / "dev_scores.json").read_text())[""]["after"]
+    assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
+    plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
+    monkeypatch.setattr(trials, "fine_tune", None)  # all trials are there
+    again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    assert again.report == found.report
+    assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
+
+
+def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path, monkeypatch):
+    shuffled = [doc for _, doc in PAIRS]
+    random.Random(0).shuffle(shuffled)
+    rows = [(query, doc) for (query, _), doc in zip(PAIRS, shuffled, strict=True)]
+    found = tuned_by(start, rows, tmp_path / "tune", monkeypatch)
+    assert found.sentence.startswith("keep what you have: ")
+    assert not (tmp_path / "tune/model").exists()
+    assert found.model.encode_query("red fox").tolist() == de_jax.load(start).encode_query("red fox").tolist()
+
+
+def test_a_search_without_enough_queries_is_refused(start, tmp_path):
+    with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; raise dev_fraction"):
+        de_jax.tune(start, PAIRS[:8], run_dir=tmp_path / "tune", dev_fraction=0.1, batch_size=2)
