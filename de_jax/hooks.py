@@ -60,7 +60,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             **timed,
         )
         hooks.append(evaluated)
-        if not start_step and recipe.initialization.init_from:
+        if not start_step and recipe.initialization.init_from and logging.evaluate_start:
             first = dev_scores(run.state.all_params)
             for sink in sinks:
                 sink(0, {f"dev/{name}": value for name, value in first.items()})

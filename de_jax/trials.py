@@ -7,6 +7,7 @@ found.model.encode_query(["how do I open a file?"])
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import DevSet
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
@@ -26,8 +27,9 @@ from de_jax.files import mirrors, outputs, reading
 from de_jax.model import Model, load
 from de_jax.scoring import evaluate
 from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.trainer import train
 from de_jax.training.run import run_log
-from de_jax.tuning import data_of, fine_tune, fitted, options_of, source_of
+from de_jax.tuning import data_of, fitted, loss_of, options_of, recipe_of, source_of
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -38,13 +40,15 @@ ARMS: tuple[dict[str, Any], ...] = (
     {"learning_rate": 5e-5, "loss": "samtone"},
     {"learning_rate": 1e-4},
     {"learning_rate": 2e-4, "adapters": "lora"},
-    {"learning_rate": 5e-5, "temperature": 0.02, "negatives": "mined"},
+    {"learning_rate": 5e-5, "negatives": "mined", "temperature": 0.02},
 )
 """Settings of the trials, the most promising first: rates, losses, temperatures, hard negatives and adapters."""
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
 MOST_EPOCHS = 4
 PROBE_STEPS = 20
+MOST_DOCS = 5000
+"""Documents that held-out queries are scored among."""
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
 
 
@@ -95,13 +99,14 @@ def tune(
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     data = data_of(pairs, columns, dev_fraction)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     dev = data(options=options, share=Share()).dev
     if dev is None or min(map(len, halves(dev.qrels))) < 2:
         raise InputError(f"{len(dev.qrels) if dev else 0} held-out queries are too few to choose and to judge; raise dev_fraction.")
-    run = functools.partial(fine_tune, source, pairs, columns=columns, dev_fraction=dev_fraction, seed=seed, **given)
+    trial = functools.partial(_trial, source, data, options)
     sizes = {"batch_size": options.batch_size, "num_pairs": num_pairs}
-    plan = _plan(folder, run, minutes=minutes, trials=trials, **sizes)
-    scored = _trials(folder, run, plan)
+    plan = _plan(folder, trial, minutes=minutes, trials=trials, **sizes)
+    scored = _trials(folder, trial, plan)
     best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(dev.qrels)[0]))
     between = _between(load(source), load(folder / "trials" / best))
     return _judged(folder, dev, scored, best, between, forgetting)
@@ -113,14 +118,25 @@ def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
     return [one for one in query_ids if is_first[one]], [one for one in query_ids if not is_first[one]]
 
 
+def _trial(
+    source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
+) -> None:
+    """Trains one arm; the same call continues after a stop."""
+    of_loss = {name: arm[name] for name in ("loss", "temperature") if name in arm}
+    rest = {name: value for name, value in arm.items() if name not in of_loss}
+    recipe = recipe_of(source, data, options, num_steps=steps, loss=loss_of(**of_loss), **rest)
+    train(dataclasses.replace(recipe, logging=dataclasses.replace(recipe.logging, evaluate_start=False)), run_dir)
+
+
 def _plan(
-    folder: Path, run: Callable[..., Model], *, minutes: float, trials: int, batch_size: int, num_pairs: int
+    folder: Path, trial: Callable[..., None], *, minutes: float, trials: int, batch_size: int, num_pairs: int
 ) -> dict[str, Any]:
     """The arms and the updates of a trial in each round; written before the first trial, and kept."""
     path = folder / PLAN_FILE
     if not path.is_file():
-        probe = run(run_dir=folder / "probe", num_steps=PROBE_STEPS, **ARMS[0]).run.run_dir
-        pairs_per_second = run_log.read_metrics(probe / run_log.METRICS_FILE)[-1]["pairs_per_second"]
+        trial(folder / "probe", ARMS[0], PROBE_STEPS)
+        logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
+        pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
         rounds = (trials - 1).bit_length() + 1
         in_all = 60 * minutes * pairs_per_second / batch_size
         most = MOST_EPOCHS * num_pairs / batch_size
@@ -130,7 +146,7 @@ def _plan(
     return plan
 
 
-def _trials(folder: Path, run: Callable[..., Model], plan: Mapping[str, Any]) -> dict[str, dict[str, Scores]]:
+def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, dict[str, Scores]]:
     """The held-out queries' scores of each trial by its folder's name: the better half of each round trains twice as long."""
     arms, scored = dict(enumerate(plan["arms"])), {}
     for steps in plan["steps"]:
@@ -138,7 +154,7 @@ def _trials(folder: Path, run: Callable[..., Model], plan: Mapping[str, Any]) ->
         for number, settings in arms.items():
             name = f"{number}_{steps}"
             if (verdict.of_run(folder / "trials" / name) or {}).get("step") != steps:
-                run(run_dir=folder / "trials" / name, num_steps=steps, **settings)
+                trial(folder / "trials" / name, settings, steps)
             scored[name] = of_arm[number] = verdict.of_queries(folder / "trials" / name)[""]
         choosing = halves(next(iter(of_arm.values()))["after"])[0]
         ranked = sorted(arms, key=lambda number: -_mean(of_arm[number]["after"], choosing))

@@ -36,6 +36,7 @@ from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, LossFn
 
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
+TEMPERATURE = 0.05
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 """Where `batch_size` is not set; an epoch has at least so many batches."""
 MINED_TIMES = 4
@@ -56,7 +57,7 @@ def fine_tune(
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     learning_rate: PositiveFloat | None = None,
-    temperature: PositiveFloat = 0.05,
+    temperature: PositiveFloat = TEMPERATURE,
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
@@ -93,37 +94,60 @@ def fine_tune(
     """
     local, source = mirrors.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction)
-    options, num_pairs = fitted(
+    given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
+    options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    recipe = recipe_of(
+        source,
         data,
-        options_of(source, max_query_length=max_query_length, max_doc_length=max_doc_length, batch_size=batch_size, seed=seed),
-        is_set={"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size},
+        options,
+        loss=loss_of(loss, temperature) if isinstance(loss, str) else loss,
+        num_steps=num_steps or max(1, round(epochs * num_pairs / options.batch_size)),
+        learning_rate=learning_rate or (2e-4 if adapters else 2e-5),
+        negatives=negatives,
+        adapters=adapters,
     )
+    train(recipe, local)
+    return load(local)
+
+
+def loss_of(loss: str = "in_batch_softmax", temperature: float = TEMPERATURE) -> LossFn:
+    """A loss by its name."""
+    return functools.partial(BY_NAME[loss], temperature=temperature)
+
+
+def recipe_of(
+    source: str,
+    data: Callable[..., TrainingSet],
+    options: PairsOptions,
+    *,
+    num_steps: int,
+    learning_rate: float,
+    loss: LossFn,
+    negatives: str | None = None,
+    adapters: str | None = None,
+) -> Recipe:
+    """The recipe of a fine-tuning; arguments as of `fine_tune`, with the source of the pairs and its options."""
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
-    steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
-    recipe = Recipe(
+    return Recipe(
         model=DualEncoder(
             query=pretrained_tower(source=source, tower="query"),
             doc=pretrained_tower(source=source, tower="doc"),
             shared=pretrained_sharing(source=source),
         ),
-        data=functools.partial(
-            data, options=dataclasses.replace(options, negatives_dir="{run_dir}/negatives" if negatives else "")
-        ),
-        loss=functools.partial(BY_NAME[loss], temperature=temperature) if isinstance(loss, str) else loss,
+        data=functools.partial(data, options=options),
+        loss=loss,
         optimization=Optimization(
             optimizer="adamw",
-            schedule=functools.partial(linear, warmup_steps=steps // 10),
-            learning_rate=learning_rate or (2e-4 if adapters else 2e-5),
-            num_steps=steps,
+            schedule=functools.partial(linear, warmup_steps=num_steps // 10),
+            learning_rate=learning_rate,
+            num_steps=num_steps,
         ),
-        initialization=Initialization(init_from=source, seed=seed),
-        negatives=HardNegatives(miner=Miner(), mine_every_steps=max(1, steps // MINED_TIMES)) if negatives else HardNegatives(),
-        logging=Logging(log_every_steps=10, evaluate_every_steps=steps, save_every_steps=min(steps, SAVE_EVERY_STEPS)),
+        initialization=Initialization(init_from=source, seed=options.seed or 0),
+        negatives=HardNegatives(miner=Miner(), mine_every_steps=max(1, num_steps // MINED_TIMES)) if negatives else HardNegatives(),
+        logging=Logging(log_every_steps=10, evaluate_every_steps=num_steps, save_every_steps=min(num_steps, SAVE_EVERY_STEPS)),
         adapters=Lora(dropout=0.05) if adapters else None,
     )
-    train(recipe, local)
-    return load(local)
 
 
 def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:

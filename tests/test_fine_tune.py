@@ -154,7 +154,7 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     queries = json.loads((tmp_path / "tune/trials" / found.report["best_trial"] / "dev_scores.json").read_text())[""]["after"]
     assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
     plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
-    monkeypatch.setattr(trials, "fine_tune", None)  # all trials are there
+    monkeypatch.setattr(trials, "train", None)  # all trials are there
     again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
     assert again.report == found.report
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]

@@ -101,7 +101,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer")),
-    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "tuning")),
+    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "trainer", "tuning")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
     "de_jax.planner": PROCESS,
 }

@@ -117,6 +117,7 @@ class Logging:
     Attributes:
         log_every_steps: updates that one line of the log averages.
         evaluate_every_steps: updates between evaluations on the dev set.
+        evaluate_start: whether a run that starts from a model is scored before its first update too, for its verdict.
         early_stopping_patience: evaluations in a row without a better dev score after which the run ends; the best checkpoint stays
             in `best/`. None trains to the last update.
         save_every_steps: updates between checkpoints.
@@ -135,6 +136,7 @@ class Logging:
 
     log_every_steps: PositiveInt = 50
     evaluate_every_steps: PositiveInt = 1000
+    evaluate_start: bool = True
     early_stopping_patience: PositiveInt | None = None
     save_every_steps: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 2
