@@ -143,7 +143,7 @@ def test_the_smallest_visible_difference_is_seen_in_four_of_five_samples():
 def tuned_by(start, rows, run_dir, monkeypatch):
     monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
     sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
-    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=0.02, dev_fraction=0.5, **sizes)
+    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=10, dev_fraction=0.5, **sizes)
 
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
