@@ -7,6 +7,7 @@ import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import toy_run
 from flat_settings import flat
+from wrong_values import table
 
 from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
@@ -132,6 +134,11 @@ def test_any_value_of_any_setting_works_or_is_refused_in_one_sentence(configurab
     misses = {(name, repr(value)) for name, hint in settings_of(configurable).items() for value in (math.nan, *near_misses(hint))}
     assert misses <= refused.keys()
     assert len(refused) >= 2 * len(settings_of(configurable))
+
+
+def test_each_setting_refuses_the_values_of_the_table():
+    """Written before settings and files had one checker; a new setting adds its line, see `wrong_values`."""
+    assert "\n".join(table()) + "\n" == (Path(__file__).parent / "golden" / "refused_values.txt").read_text()
 
 
 def test_every_setting_has_an_annotation():
