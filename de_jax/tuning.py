@@ -18,7 +18,7 @@ import numpy as np
 
 from de_jax import losses
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.table_files import Rows
