@@ -270,7 +270,6 @@ class ProgressBar:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
         self._shown: dict[str, str] = {}
-        self._bar.set_postfix_str("the first update is compiled")
 
     def __call__(self, step: int, scalars: dict[str, float]) -> None:
         short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
@@ -279,8 +278,6 @@ class ProgressBar:
 
     def advance(self, step: int) -> None:
         """Called after each update."""
-        if self._bar.n < step and not self._shown:
-            self._bar.set_postfix_str("", refresh=False)
         self._bar.update(step - self._bar.n)
 
 
