@@ -29,7 +29,7 @@ MODEL_FOLDER = Kind(
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
         "max_passages": schema.Maybe(schema.integer(1, schema.MAX_SIZE), 1),
     },
-    make="write it with de-jax export_model",
+    make="write it with de-jax export model",
     file="model.json",
     is_bare=True,
 )

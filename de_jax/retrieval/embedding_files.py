@@ -32,7 +32,7 @@ EMBEDDINGS = Kind(
         "model": schema.Maybe(schema.text),
         "max_length": schema.Maybe(schema.integer(1, schema.MAX_SIZE)),
     },
-    make="run encode_corpus on it until it ends",
+    make="run de-jax encode corpus on it until it ends",
     mend="delete the folder and encode again",
 )
 HASHES_FILE = "texts.npy"

@@ -6,12 +6,13 @@ from importlib import metadata
 import jax
 import pytest
 
+from de_jax import cli
 from de_jax.tools import doctor
 from de_jax.types import InputError
 
 
 def said(capsys, *argv):
-    doctor.main(["--json", *argv])
+    cli.call("doctor", ["--json", *argv])
     return json.loads(capsys.readouterr().out)
 
 
@@ -37,7 +38,7 @@ def test_problems_are_listed_with_what_mends_them(capsys, monkeypatch, tmp_path)
     monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 60)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with pytest.raises(InputError, match=r"^problems found: [89], listed above"):
-        doctor.main([])
+        cli.call("doctor", [])
     shown = capsys.readouterr()
     for sentence in (
         "problem: gin-config is not installed; pip install 'gin-config>=0.5.0'.",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO
 
 from de_jax.data.text import input_policy, trec_columns
 from de_jax.files import outputs
-from de_jax.files.reading import parse_json, read_lines
+from de_jax.files.reading import parse_json, read_lines, require_folder
 from de_jax.types import InputError
 
 Qrels = dict[str, dict[str, int]]
@@ -100,6 +100,7 @@ def count_docs(path: str | Path, judged: Iterable[str]) -> int:
 
 def find_file(dataset_dir: str | Path, name: str) -> Path:
     """The file "corpus" or "queries" of a data set, in whichever of the known forms it has."""
+    require_folder(dataset_dir, "give a data set in the BEIR layout")
     candidates = [Path(dataset_dir) / f"{name}{suffix}" for suffix in _SUFFIXES]
     found = [path for path in candidates if path.is_file()]
     if not found:
@@ -132,8 +133,7 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     Raises:
         InputError: no such folder or no such split; lists the splits.
     """
-    if not Path(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
+    require_folder(dataset_dir, "give a data set in the BEIR layout")
     splits = find_splits(dataset_dir)
     if split not in splits:
         there = f"it has {', '.join(splits)}" if splits else "qrels/<split>.tsv is missing"
