@@ -81,7 +81,7 @@ ALIASES = {
     "score_pairs": "score pairs",
     "tokenize_corpus": "encode tokens",
 }
-"""Names of 0.1, which go after 0.2: {old: new}; the flags are the same."""
+"""Old names, which go after 0.2: {old: new}; the flags are the same."""
 
 
 def main() -> None:

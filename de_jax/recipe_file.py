@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, schema
+from de_jax.files import buckets, reading
 from de_jax.files.outputs import write_json
+from de_jax.settings import map_of
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
 from de_jax.training.run.run_settings import read_recipe_file
@@ -59,7 +60,7 @@ def to_json(value: Any) -> Any:
 def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
     """The recipe of a run; see `Recipe.load`."""
     path = Path(path) / RECIPE_FILE if Path(path).is_dir() else Path(path)
-    found = read_recipe_file(path.parent) if path.name == RECIPE_FILE else schema.read(path, schema.map_of(lambda value: value))
+    found = read_recipe_file(path.parent) if path.name == RECIPE_FILE else reading.read_json(path, map_of(Any))
     if found is None:
         raise InputError(f"{path} does not exist; give the folder of a run, or a file of Recipe.save.")
     read = _Reader(str(path), allow_imports, (found.get("initialization") or found).get("seed"))
@@ -135,7 +136,7 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
         run_dir: a run that is described.
     """
     path = run_dir / DATA_FILE
-    before = schema.read(path, schema.map_of(schema.text)) if path.is_file() else None
+    before = reading.read_json(path, map_of(str)) if path.is_file() else None
     if before is not None and complete_steps(run_dir / CHECKPOINTS_DIR):
         changed = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
         if changed:

@@ -8,7 +8,7 @@ from pathlib import Path
 from de_jax.evaluation import metrics, task
 from de_jax.evaluation.report import averaged
 from de_jax.evaluation.task import Policy
-from de_jax.files import mirrors, reading
+from de_jax.files import mirrors
 from de_jax.model import Model
 from de_jax.settings import check_value
 from de_jax.types import InputError
@@ -23,14 +23,14 @@ def evaluate(
     skip_empty: bool = False,
     keep_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """A model's scores on a BEIR folder, as `de-jax evaluate beir` has them; of a folder of data sets, their mean.
+    """A model's scores on a BEIR folder or a table, as `de-jax evaluate beir` has them; of a folder of data sets, their mean.
 
     Embeddings and scores are kept in the run's folder, those of other models in `DE_JAX_CACHE`: the same call is answered at once.
 
     Args:
         model: as `load` gives it.
-        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
-        split: of the judgements.
+        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, or a table of queries and documents.
+        split: of the judgements; a table has one, whatever its name.
         measures: as ir-measures writes them.
         skip_empty: leave empty texts out, which are refused otherwise.
         keep_identical_ids: rank a document that has its query's id too, which BEIR does not.
@@ -44,7 +44,6 @@ def evaluate(
     if not isinstance(model, Model):
         raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
     dataset_dir = mirrors.local(dataset_dir)
-    reading.require_folder(dataset_dir, "give a folder in the BEIR layout, or one of such folders")
     measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
     check_value("measures", measures, Sequence[str])
     if not measures:

@@ -127,8 +127,8 @@ def commands() -> Iterator[str]:
 
 
 def old_commands() -> Iterator[str]:
-    """A table of the names that commands had in 0.1."""
-    yield from ("| 0.1 | now |", "|---|---|")
+    """A table of the names that commands had before."""
+    yield from ("| old | new |", "|---|---|")
     yield from (f"| `{old}` | `{new}` |" for old, new in sorted(cli.ALIASES.items()))
 
 

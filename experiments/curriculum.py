@@ -82,7 +82,7 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what import_model takes, such as a folder of sentence-transformers")
+    parser.add_argument("--model", required=True, help="what import model takes, such as a folder of sentence-transformers")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with training pairs")
     parser.add_argument("--expansion", required=True, help="generated queries of its corpus, by de-jax doc2query")
     last = sorted(STRATEGIES, key=lambda strategy: strategy == "curriculum")  # forms.png is of the last one

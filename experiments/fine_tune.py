@@ -210,7 +210,7 @@ def _evaluated(
 
 
 def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """The report of compare_runs for each training set: its systems, with the method of `--beside` as the baseline."""
+    """The report of compare runs for each training set: its systems, with the method of `--beside` as the baseline."""
     found = {}
     for dataset in args.train:
         own = {system: folders for system, folders in systems.items() if system.startswith(f"{dataset}-")}
@@ -221,7 +221,7 @@ def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) 
 
 
 def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """The report of compare_runs; the first system is the baseline."""
+    """The report of compare runs; the first system is the baseline."""
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
     dataset, _, split = name.partition("@")[0].partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
@@ -231,7 +231,7 @@ def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what import_model takes, such as a folder of sentence-transformers")
+    parser.add_argument("--model", required=True, help="what import model takes, such as a folder of sentence-transformers")
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--train", nargs="+", default=["scifact", "nfcorpus", "medquad"], help="sets to train on, one a run")
     parser.add_argument(

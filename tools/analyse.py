@@ -150,7 +150,7 @@ def analyse_negatives(
         seed: seed of the sample and of the drawn negatives.
         out_dir: output folder; a former analysis in it is replaced; default <run_dir>/analysis/negatives-<data set>-<split>.
     """
-    patterns, name = groups or {}, Path(dataset_dir).resolve().name
+    patterns, name = groups or {}, beir.folder_of(dataset_dir).resolve().name
     folder = out_dir or run_dir / "analysis" / f"negatives-{name}-{split}"
     require_replaceable(folder, NEGATIVES)
     folders = negatives or {}

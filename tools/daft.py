@@ -41,7 +41,7 @@ class Towers:
         query_model: cut query towers from this model instead, which may have another vocabulary.
         query_layers: numbers of query layers; one pair of towers each.
         which: choice of the model's layers.
-        dataset_dir: a BEIR folder; its dev split, if any, selects checkpoints.
+        dataset_dir: a BEIR folder or a table; its dev split, if any, selects checkpoints.
         num_align_steps: most updates of the first stage; 0 skips it.
         num_steps: updates of the second stage.
         learning_rate: peak learning rate.

@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 from de_jax.arguments import Columns, LocalPath, PositiveInt, Seed, ShareBelowOne, rules
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.sources import pair_store, seqio_tasks, table_pairs, table_store
+from de_jax.data.sources import pair_store, seqio_tasks, table_pairs, table_store, table_texts
 from de_jax.data.sources.table_store import Tables
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, dpr, pydocs, tokenizing, vocabulary_training
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import folders, outputs, reading, schema
+from de_jax.files import folders, outputs, reading
 from de_jax.interop.fine_tuning import pretrained_tokenizer
+from de_jax.settings import Record
 from de_jax.types import InputError
 
 
@@ -77,7 +78,7 @@ def import_pairs(
     read: list[Reading] = []
     if format == "beir":
         folders.require_replaceable(out_dir, beir.BEIR_KIND)
-        report = {"dataset_dir": str(out_dir), **table_store.write_beir(out_dir, whole, read)}
+        report = {"dataset_dir": str(out_dir), **table_texts.write_beir(out_dir, whole, read)}
     else:
         report = _write_pairs(out_dir, whole, _tokenizers(model, tokenizer, doc_tokenizer), read)
     return report | _rows_read(read)
@@ -220,7 +221,7 @@ def encode_tokens(
     Prints one JSON object.
 
     Args:
-        dataset_dir: a BEIR folder; queries and corpus are tokenized.
+        dataset_dir: a BEIR folder or a table; queries and corpus are tokenized.
         texts_file: one .jsonl or .tsv, plain or .gz.
         kind: content of --texts_file; docs have titles.
         train_vocab_size: train a vocabulary of this size on the documents, into the folder --tokenizer.
@@ -295,7 +296,7 @@ def _train(texts_file: Path, kind: str, folder: Path, *, vocab_size: int, wordpi
         wanted["wordpiece"] = True
     names = (tokenizing.SENTENCEPIECE_FILE, tokenizing.TOKENIZER_JSON_FILE)
     record, model_file = folder / "training.json", folder / names[wordpiece]
-    if record.is_file() and model_file.is_file() and schema.read(record, schema.record({})) == wanted:
+    if record.is_file() and model_file.is_file() and reading.read_json(record, Record({})) == wanted:
         return
     if any((folder / name).exists() for name in names):
         raise InputError(f"{folder} holds another vocabulary; give another folder, or leave out --train_vocab_size.")

@@ -130,7 +130,7 @@ def doc2query_train(
     vocabulary of --tokenizer. Prints one JSON object.
 
     Args:
-        dataset_dirs: BEIR folders.
+        dataset_dirs: BEIR folders or tables.
         split: split of the training pairs.
         dev_split: split of held-out pairs; the checkpoint with the lowest loss on them is kept in best/ (--step=best).
         dev_max_pairs: a sample of so many dev pairs (default 1000).

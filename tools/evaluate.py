@@ -54,7 +54,7 @@ def evaluate_beir(
     <run_dir>/embeddings. Repeat the command to continue after a stop. Prints one JSON object to stdout, and a table to stderr.
 
     Args:
-        dataset_dirs: several BEIR folders; one row of the table each.
+        dataset_dirs: several BEIR folders or tables; one row of the table each.
     """
     policy = scoring.policy(scored, metrics.MEASURES, drop_identical_ids=not keep_identical_ids)
     folders = dataset_dirs or [Path(str(dataset_dir))]
@@ -187,13 +187,13 @@ def evaluate_openqa(scored: Scored, scoring: Scoring, *, dataset_dir: Path, answ
     JSON object, and a table to stderr.
 
     Args:
-        dataset_dir: corpus and queries in the BEIR layout.
+        dataset_dir: corpus and queries: a BEIR folder or a table.
         answers: jsonl of _id and answers; default answers.jsonl of the data set, plain or .gz.
     """
     policy = scoring.policy(scored, answers_.MEASURES)
     if scoring.min_relevance != 1:
         raise InputError("a passage has an answer or has none; leave --min_relevance out.")
-    folder = dataset_dir.resolve()
+    folder = beir.folder_of(dataset_dir).resolve()
     strings = answers_.read(answers or beir.find_file(folder, "answers"))
     task = Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), {}, strings)
     return _shown(evaluate(task, policy, scored.open(scoring.passage_length)))
@@ -252,7 +252,7 @@ def evaluate_sentences(
     cut at --depth. MRR looks deeper and is given for the run and for BM25. Prints one JSON object, and a table to stderr.
 
     Args:
-        dataset_dir: a BEIR folder with sentences as documents.
+        dataset_dir: a BEIR folder or a table with sentences as documents.
         out_ranks: keep the rank of each query's first correct sentence in this JSON file.
     """
     policy = scoring.policy(scored, ("P@1",))

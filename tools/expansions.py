@@ -153,7 +153,7 @@ def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[
 def _with_evidence(
     line: Line, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], p_values: Mapping[tuple[str, Cell], float]
 ) -> dict[str, Any]:
-    """A line of the report: its p-values, and the folders of its rankings, which `compare_runs` takes."""
+    """A line of the report: its p-values, and the folders of its rankings, which `compare runs` takes."""
     cells: dict[int, Cell] = {number: (line.form if number else "", number) for number in numbers}
     p = {number: p_values[line.system, cell] for number, cell in cells.items() if (line.system, cell) in p_values}
     kept = {number: [seed[cell]["evaluation_dir"] for seed in seeds] for number, cell in cells.items()}

@@ -132,7 +132,7 @@ def import_negatives(
     Args:
         tables: a table: a file, a datasets folder or a name on the Hugging Face hub; several are read as one; or a TREC run.
         negatives_dir: folder of generations; the next is added.
-        dataset_dir: a BEIR folder with the training pairs.
+        dataset_dir: a BEIR folder or a table with the training pairs.
         pairs_dir: or a folder written by import pairs.
         split_of_pairs: split of --dataset_dir.
         first_rank: first rank of a TREC run, without relevant documents (default 1).
@@ -188,7 +188,9 @@ def _texts(run: Run, dataset_dir: Path, split: str, *, skip_empty: bool, keep_id
     qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     stores = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=skip_empty)
     passages = maxp.passages_of(run, stores[1])
-    pairs = TrainingPairs(dataset_dir.resolve().name, *stores, qrel_pairs(qrels, *stores), {}, passages, not keep_identical_ids)
+    pairs = TrainingPairs(
+        beir.folder_of(dataset_dir).resolve().name, *stores, qrel_pairs(qrels, *stores), {}, passages, not keep_identical_ids
+    )
     return pairs.with_equal_texts(run.query, run.doc)
 
 

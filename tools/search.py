@@ -50,7 +50,7 @@ def search(
     once.
 
     Args:
-        dataset_dir: a BEIR folder with the corpus.
+        dataset_dir: a BEIR folder or a table with the corpus.
         query: one query; default a prompt.
         k: documents to show.
     """
@@ -88,7 +88,7 @@ def demo(
     --share is given. The first start encodes the corpus and keeps it. Ctrl-C ends the page.
 
     Args:
-        dataset_dir: a BEIR folder with the corpus.
+        dataset_dir: a BEIR folder or a table with the corpus.
         compare: a second run, folder or hub name, in a column of its own.
         compare_step: checkpoint of --compare.
         host: address to listen on; the default 127.0.0.1 is this machine only.
@@ -132,7 +132,7 @@ def export_index(
     Repeat a stopped upload to continue it. Prints one JSON object.
 
     Args:
-        dataset_dir: a BEIR folder with the corpus.
+        dataset_dir: a BEIR folder or a table with the corpus.
         to: file format or engine to write.
         out: a new file, for parquet.
         uri: Milvus: an address such as http://localhost:19530, or a file ending in .db.

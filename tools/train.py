@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from de_jax.recipe import Recipe
 from de_jax.training.mesh import distributed as distributed_
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.mesh.plan import open_topology
+from de_jax.training.run.run_folder import continuing
 from de_jax.types import InputError
 
 
@@ -72,7 +74,8 @@ def train(
     if distributed_.is_asked_for(automatic=distributed, **process):
         command.go_on_in_child()
         distributed_.join(**process, lost_after_seconds=lost_after_seconds)
-    chosen = Recipe.load(recipe, allow_imports=settings.allow_imports) if recipe else settings.build()
+    with continuing(Path(run_dir)) if run_dir else contextlib.nullcontext():
+        chosen = Recipe.load(recipe, allow_imports=settings.allow_imports) if recipe else settings.build()
     if dry_run:
         yield trainer.counts(chosen, trainer.check(chosen, Path(run_dir) if run_dir else None)[0])
         return
@@ -161,7 +164,8 @@ def mine(
     if step is not None and not (once or part):
         raise InputError("--step names the checkpoint of --once or --shard; give one of them beside it.")
     command.use_memory_fraction(memory_fraction)
-    recipe = settings.build()
+    with continuing(Path(run_dir)):
+        recipe = settings.build()
     options: dict[str, Any] = {"dtype": precision(dtype), "texts_per_shard": texts_per_shard}
     if part:
         mine_.mine_shard(recipe, run_dir, int(str(step)), part, **options)

@@ -1,4 +1,4 @@
-"""One `read` for whatever a model lies in, and what `import_model` makes of it."""
+"""One `read` for whatever a model lies in, and what `import model` makes of it."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""evaluate_beir on a tiny run with random parameters, and BM25 on real data sets where they are there."""
+"""evaluate beir on a tiny run with random parameters, and BM25 on real data sets where they are there."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`import_openqa`: from files as DPR writes them to a folder that trains and is scored by answers."""
+"""`import openqa`: from files as DPR writes them to a folder that trains and is scored by answers."""
 
 import csv
 import gzip

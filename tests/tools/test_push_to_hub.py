@@ -1,4 +1,4 @@
-"""push_to_hub against a stand-in for the hub's API: nothing is sent unasked, and what is sent is the export."""
+"""export hub against a stand-in for the hub's API: nothing is sent unasked, and what is sent is the export."""
 
 import types
 from pathlib import Path

@@ -28,10 +28,9 @@ from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_bo
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
-from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import LocalPath, checked
+from de_jax.settings import Count, LocalPath, NonNegativeFloat, Record, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -45,12 +44,14 @@ class Part(NamedTuple):
 
 PAIR_STORE = Kind(
     "pair store",
-    {
-        "made_from": schema.text,
-        "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
-        "file_sizes": schema.record({"pairs.npy": schema.integer()}),
-        "has_dev": schema.flag,
-    },
+    Record(
+        {
+            "made_from": str,
+            "parts": list_of(of_class(Part, rate=NonNegativeFloat, num_pairs=Size), least=1),
+            "file_sizes": Record({"pairs.npy": Count}),
+            "has_dev": bool,
+        }
+    ),
     make="write one with de-jax import pairs or import task",
     mend="remove the folder of pairs and write it again",
 )
@@ -78,7 +79,11 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import pairs or import task>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
+    return trained_on(store, options, share)
 
+
+def trained_on(store: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
+    """The training set of an open folder of pairs, whose tokenizers and dev set come before those of the options."""
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])

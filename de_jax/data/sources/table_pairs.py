@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -74,10 +73,7 @@ def table_pairs(
     def build(out_dir: Path) -> TrainingPairs:
         return table_store.write_pairs(out_dir, tables, tokenizers, made_from)
 
-    folders.build_once(folder, pair_store.open_pair_store, build)
-    of_folder: dict[str, Any] = dict.fromkeys(("doc_tokenizer", "query_prompt", "doc_prompt", "dev_split"))
-    own = dataclasses.replace(options, tokenizer="", **of_folder)
-    return pair_store.stored_pairs(str(folder), options=own, share=share)
+    return pair_store.trained_on(folders.build_once(folder, pair_store.open_pair_store, build), options, share)
 
 
 def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from de_jax.files import schema
 from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar
 from de_jax.files.reading import BOM, parse_json, read_bytes
+from de_jax.settings import Count, Mismatch, Record, map_of
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop
 from de_jax.types import Array, Metrics, Schedule, TrainState
@@ -28,10 +28,10 @@ def _scalar(value: Any) -> int | float:
     """A number of a log, which may be NaN or infinite."""
     if type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max):
         return value  # type: ignore[no-any-return]
-    raise schema.Mismatch(value, "a number")
+    raise Mismatch(value, "a number")
 
 
-_NUMBERS, _STEP = schema.map_of(_scalar), schema.record({"step": schema.integer()})
+_NUMBERS, _STEP = map_of(_scalar), Record({"step": Count})
 
 Sink = Callable[[int, dict[str, float]], None]
 """Takes (updates done, scalars by name)."""
