@@ -1,4 +1,4 @@
-"""Flags that several commands have, each written once: a dataclass is a set of flags, its methods open what they name.
+"""Flags that several commands have, each written once: a dataclass is a set of flags, with methods that open models and data.
 
 This module is read before a command's flags are checked, so whatever imports JAX is imported in the methods.
 """
@@ -64,6 +64,10 @@ MEANINGS = {
     "texts_per_shard": "texts encoded at a time; a stopped command continues after them",
     "memory_fraction": "share of the GPU's memory for this process, if several use it",
     "cache_dir": "folder of tokenized texts; default $DE_JAX_CACHE",
+    "dtype": (
+        "type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on "
+        "different devices that share work need the same one"
+    ),
     "seed": "seed of everything that is drawn",
     "measure": "a measure of ir-measures",
 }
@@ -92,12 +96,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Model(Checkpoint):
-    """The model.
-
-    Attributes:
-        dtype: type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on
-            different devices that share work need the same one.
-    """
+    """The model."""
 
     dtype: AnyDtype = "auto"
 
@@ -162,7 +161,6 @@ class Scored(Index):
         run_dir: the model to score: a run, a folder with a model, or a hub name; default BM25 alone.
         max_passages: passages of max_doc_length per document; the best counts; default the run's.
         embedding_dim: use the first dimensions only, for a Matryoshka model; default all.
-        dtype: type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32.
     """
 
     run_dir: LocalPath | None = None
@@ -252,7 +250,7 @@ class Scoring(Expand):
         """The policy of scoring; loads nothing.
 
         Args:
-            scored: what is scored.
+            scored: the run's flags.
             measures: the command's default ones.
             drop_identical_ids: as BEIR does; elsewhere ids of queries and documents may be equal by chance.
 
@@ -334,7 +332,7 @@ class Shards:
         return found
 
     def by_engine(self, line: Line, *more: str) -> list[dict[str, Any]] | None:
-        """What the command prints when --engine does its work, with more flags; None without --engine."""
+        """The reports of the command where --engine does its work, with more flags; None without --engine."""
         if not self.engine:
             return None
         from de_jax import engine

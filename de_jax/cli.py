@@ -94,7 +94,7 @@ def _main() -> None:
 
 
 def call(verb: str, argv: Sequence[str]) -> None:
-    """Runs a command and prints what it returns, as a JSON object a line.
+    """Runs a command and prints its reports, a JSON object a line.
 
     Raises:
         InputError: flags or inputs that cannot be used.

@@ -44,7 +44,7 @@ class Rules(NamedTuple):
     """Which flags need or exclude each other; a key `name=value` is the flag with this value."""
 
     one_of: Sequence[Sequence[str]] = ()
-    """Groups, of each of which exactly one is given."""
+    """Groups; exactly one flag of each is given."""
     without: Mapping[str, Sequence[str]] = types.MappingProxyType({})
     """Flags that change nothing without the key."""
     beside: Mapping[str, Sequence[str]] = types.MappingProxyType({})
@@ -123,7 +123,7 @@ class Command:
         return [values.pop(name) for name in by_place], values
 
     def call(self, argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Any:
-        """What the function returns for a command line; `ready` is called once its module is imported.
+        """The result of the function for a command line; `ready` is called once its module is imported.
 
         Raises:
             InputError: as `parse` and the function do; fields of a dataclass are named by their flags.
@@ -163,7 +163,7 @@ class Command:
         return f"--{setting[1]}" if is_flag else setting[0]
 
     def _check_known(self, argument: str) -> None:
-        """Refuses a flag that the command does not have; argparse would first miss the one that was meant."""
+        """Refuses a flag that the command does not have; argparse would first ask for required ones."""
         flag, options = argument.partition("=")[0], list(self.parser._option_string_actions)
         prefixes = tuple(f"--{one.name}." for one in self.flags if one.is_bindings)
         if not flag.startswith("--") or flag == "--" or flag.startswith(prefixes) or any(one.startswith(flag) for one in options):
@@ -251,7 +251,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _run(node: ast.FunctionDef | ast.ClassDef, known: dict[str, Any]) -> Any:
-    """What a definition defines; its annotations stay texts, as in this file."""
+    """The class or function of a definition; its annotations stay texts, as in this file."""
     exec(compile(ast.Module([node], []), "<flags>", "exec"), known)
     return known[node.name]
 

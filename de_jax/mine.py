@@ -171,7 +171,7 @@ def mine_elsewhere(
 
     Args:
         recipe, run_dir: as for `mine`.
-        by_step: what they report of their generations by the checkpoint of this step.
+        by_step: the reports of their generations by the checkpoint of this step.
         step: as for `mine`.
         **options: `once`, `poll_seconds`, `dtype` and `texts_per_shard` of `mine`.
     """

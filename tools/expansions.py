@@ -70,7 +70,6 @@ def compare_expansions(
         forms: forms of expansion.
         step: checkpoint of all runs: a step, or best; default the newest.
         max_generated_length: tokens of each query.
-        dtype: type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32.
         out_dir: folder of comparison.json and the pictures.
     """
     chosen = precision(dtype)

@@ -65,8 +65,6 @@ def mine_pairs(
         run_dir: the model that ranks: a run, a folder with a model, or a hub name.
         bm25: BM25 ranks.
         negatives_dir: folder of generations; default <run_dir>/negatives.
-        dtype: type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on
-            different devices that share work need the same one.
         split: split of the pairs.
     """
     is_run = run_dir is not None and RUN.is_in(Path(run_dir))

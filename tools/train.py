@@ -1,4 +1,4 @@
-"""`de-jax train`, `mine` and `plan`: what is done with a recipe."""
+"""`de-jax train`, `mine` and `plan`: the commands that take a recipe."""
 
 from __future__ import annotations
 
@@ -154,8 +154,6 @@ def mine(
         once: mine once with one checkpoint, then exit.
         step: the checkpoint of --once or --shard; default the newest.
         poll_seconds: seconds between checks for a newer checkpoint.
-        dtype: type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on
-            different devices that share work need the same one.
         texts_per_shard: texts encoded at a time; parts are multiples of this.
     """
     part = shards.part()

@@ -1,6 +1,5 @@
 """What users and machines do to whole commands: one sentence, a non-zero exit, nothing lost, and the same command continues."""
 
-import functools
 import json
 import os
 import subprocess
@@ -21,10 +20,10 @@ from de_jax.training.run.run_folder import load_run
 NO_SPACE = ("No space left on device", "File too large")
 
 
-def refused(capsys, main, argv):
+def refused(capsys, verb, argv):
     """The sentence that a command ends with."""
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: main(argv))
+        command.run(lambda: cli.call(verb, argv))
     assert exit_.value.code == command.EXIT_INPUT
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -71,7 +70,7 @@ def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk
 
     with monkeypatch.context() as patch:
         at_step(patch, 10, fill)
-        message = refused(capsys, functools.partial(cli.call, "train"), argv)
+        message = refused(capsys, "train", argv)
     assert any(words in message for words in NO_SPACE)
     assert str(run_dir) in message
     small_disk.free()
@@ -151,7 +150,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     for file in sorted((newest / "training").rglob("*")):
         if file.is_file() and "d" in file.parent.name:
             file.unlink()
-    message = refused(capsys, functools.partial(cli.call, "train"), arguments(dataset_dir, run_dir, Optimization__num_steps=25))
+    message = refused(capsys, "train", arguments(dataset_dir, run_dir, Optimization__num_steps=25))
     assert f"the checkpoint {newest} is damaged or half-copied" in message
     assert "delete that folder to continue from an older one" in message
     assert newest.is_dir()
@@ -167,13 +166,13 @@ def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_di
         "Optimization__optimizer": "@adamw",
     }
     argv = arguments(dataset_dir, run_dir, **changes)
-    message = refused(capsys, functools.partial(cli.call, "train"), argv)
+    message = refused(capsys, "train", argv)
     assert "step 2 is not a finite number" in message
     assert "(query 'q" in message
     assert "document 'd" in message
     assert "no checkpoint is there yet" in message
     assert list((run_dir / "checkpoints").iterdir()) == []
-    assert refused(capsys, functools.partial(cli.call, "train"), argv) == message
+    assert refused(capsys, "train", argv) == message
 
 
 def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeypatch, dataset_dir, tmp_path):
@@ -181,7 +180,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
 
     monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
-    message = refused(capsys, functools.partial(cli.call, "train"), arguments(dataset_dir, tmp_path / "run"))
+    message = refused(capsys, "train", arguments(dataset_dir, tmp_path / "run"))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
     for setting in ("PairsOptions.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
         assert setting in message

@@ -155,7 +155,7 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
 
 def refused(capsys, argv):
     with pytest.raises(SystemExit) as exit_:
-        command.run(functools.partial(functools.partial(cli.call, "train"), argv))
+        command.run(functools.partial(cli.call, "train", argv))
     assert exit_.value.code == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -238,7 +238,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
 
 def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(functools.partial(cli.call, "train"), arguments(dataset_dir, tmp_path)).result()
+        pool.submit(cli.call, "train", arguments(dataset_dir, tmp_path)).result()
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
