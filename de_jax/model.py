@@ -46,7 +46,7 @@ RUN_FORMAT = "run"
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
-    "push_to_hub": "the command de-jax push_to_hub",
+    "push_to_hub": "the command de-jax export hub",
     "get_sentence_embedding_dimension": "embedding_dim",
     "get_embedding_dimension": "embedding_dim",
     "max_seq_length": "run.query.max_length and run.doc.max_length",

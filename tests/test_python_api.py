@@ -17,7 +17,7 @@ from pretrained_folders import our_embeddings, unit, write_encoder
 from random_params import random_params
 
 import de_jax
-from de_jax import configurables, recipe_file, trainer
+from de_jax import cli, configurables, recipe_file, trainer
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer
@@ -26,7 +26,6 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
-from de_jax.tools import evaluate_beir
 from de_jax.training.run.run_folder import load_run, write_run
 from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
@@ -168,7 +167,7 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     assert (tmp_path / "exported" / "modules.json").exists()
     card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
     assert "| started from | `all-MiniLM-L6-v2` |" in card
-    assert "de-jax export_model --run_dir=all-MiniLM-L6-v2 --format=sentence_transformers --out_dir=exported" in card
+    assert "de-jax export model --run_dir=all-MiniLM-L6-v2 --format=sentence_transformers --out_dir=exported" in card
     told["model"].save(tmp_path / "run")
     assert origins(tmp_path / "run") == ["all-MiniLM-L6-v2"]
 
@@ -349,7 +348,7 @@ def test_evaluate_gives_what_the_command_gives(folders, tmp_path, capsys):
         model = de_jax.load(folders["sde"], devices=1, truncate_dim=dim, dtype="float32")
         scores = de_jax.evaluate(model, data, split="test")
         flags = [f"--embedding_dim={dim}"] if dim else []
-        evaluate_beir.main([f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
+        cli.call("evaluate beir", [f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
         assert f'"ndcg@10": {scores["ndcg@10"]}' in capsys.readouterr().out
     assert [*de_jax.evaluate(model, data, measures=["RR@2"])] == ["mrr@2"]
     with pytest.raises(InputError, match="has no split 'dev'; it has test, train"):
@@ -442,7 +441,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),
-        "absent is neither a folder nor a table; give a data set": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
+        "absent does not exist; give a data set": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
         r"measures is \[\]; give at least one": lambda: de_jax.evaluate(sde, tmp_path, measures=iter(())),
         "measures is 5; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures=5),
         "measures is 'RR'; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures="RR"),

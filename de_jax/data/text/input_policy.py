@@ -7,25 +7,12 @@ are equal by chance. Whatever was left out, and whatever training cuts off, is c
 
 from __future__ import annotations
 
-import argparse
 import unicodedata
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
-
-
-def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, identical_ids: bool = False) -> None:
-    """Adds `--skip_empty`, and `--keep_identical_ids` where the command ranks documents for queries of the same data set."""
-    parser.add_argument("--skip_empty", action="store_true", help="leave empty texts out; judged ones count as not found")
-    if identical_ids:
-        add_identical_ids(parser)
-
-
-def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds `--keep_identical_ids`."""
-    parser.add_argument("--keep_identical_ids", action="store_true", help="also rank a document that has the query's id")
 
 
 def shown(text: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
+from de_jax.settings import meant
 from de_jax.types import InputError
 
 NAMES = {
@@ -173,7 +174,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str], *, as_texts: bool
         raise ValueError(f"several columns are named for {role}; name one")
     for role, some in found.items():
         if missing := [name for name in some if name not in names]:
-            raise ValueError(f"there is no column {missing[0]!r} for {role}; there are {_shown(names)}")
+            raise ValueError(f"there is no column {missing[0]!r} for {role}{meant(missing[0], names)}; there are {_shown(names)}")
     taken = {name for some in found.values() for name in some}
     for role, known in NAMES.items():
         if role not in given:
