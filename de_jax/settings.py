@@ -312,7 +312,7 @@ def of_class(kind: Any, **given: Any) -> Record:
         given: in place of the annotations of fields.
     """
     known, parameters = hints(kind), inspect.signature(kind).parameters
-    fields = {name: given.get(name, known[name]) for name in parameters}
+    fields = {name: given.get(name, known.get(name, Any)) for name in parameters}
     return Record(
         {name: hint if parameters[name].default is inspect.Parameter.empty else Maybe(hint) for name, hint in fields.items()}, True
     )

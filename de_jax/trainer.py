@@ -177,7 +177,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.recipe:
         recipe = Recipe.load(args.recipe, allow_imports=args.allow_imports)
     else:
-        recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
+        with continuing(Path(args.run_dir)) if args.run_dir else contextlib.nullcontext():
+            recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
         print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
     else:

@@ -7,10 +7,12 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
+from de_jax.data.sources.options import PairsOptions
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.foreign_tokenizers import SpecialTokens
@@ -24,11 +26,12 @@ from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import continued_tokenizer, load_params
+from de_jax.training.run.run_folder import RUN, continued_run, continued_tokenizer, load_params
 from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
 TOWERS = get_args(TowerName)
+Length = Literal["max_query_length", "max_doc_length", "max_passages"]
 InitFrom = LocalPath | Mapping[str, LocalPath]
 Layers = Mapping[str, Sequence[NonNegativeInt]]
 """By tower, the layer of the source that each of its own layers starts from."""
@@ -120,6 +123,24 @@ def _changed(config: Any, **changes: Any) -> Any:
 def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
     """The parts that the towers of a model share, for `DualEncoder.shared`; `source` as of `pretrained_tower`."""
     return _sizes(source).model.shared
+
+
+@checked
+def pretrained_length(*, source: LocalPath = "", setting: Length = "max_query_length") -> int:
+    """A length of the run that training starts from, for the setting of that name in `PairsOptions`.
+
+    A run that is continued keeps its own, and a model of another library, whose limit is often thousands of tokens, is trained at
+    the default of `PairsOptions`.
+
+    Args:
+        source: as of `pretrained_tower`.
+        setting: "max_query_length", "max_doc_length" or "max_passages".
+    """
+    described = continued_run()
+    if described is None:
+        folder = _folder(source)
+        described = RUN.open(folder) if any_model.is_run(folder) else {}
+    return int(described.get(setting, getattr(PairsOptions, setting)))
 
 
 @checked
@@ -326,13 +347,16 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 
 def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
+    return any_model.read(_folder(source), only_sizes=True, special_tokens=special_tokens)
+
+
+def _folder(source: str) -> Path:
     if not source:
         raise InputError("no pretrained model is named; give a folder or a name of the hub; recipes call it MODEL.")
     try:
-        folder = any_model.folder_of(source)
+        return any_model.folder_of(source)
     except InputError as error:
         raise InputError(f"{str(error).removesuffix('.')}, which recipes call MODEL.") from None
-    return any_model.read(folder, only_sizes=True, special_tokens=special_tokens)
 
 
 def _checked(tower: str) -> str:

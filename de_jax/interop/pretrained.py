@@ -17,7 +17,7 @@ from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_token
 from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.tower import PARTS
+from de_jax.models.tower import PARTS, Part
 from de_jax.settings import Record, file_name, map_of
 from de_jax.training.optim.paths import map_with_path
 from de_jax.types import Array, InputError, Params
@@ -114,15 +114,18 @@ def check_own_tokens(own: Tokenizer, other: Tokenizer, name: str) -> None:
     )
 
 
-def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
-    """The query tower of one model and the document tower of another, which share nothing."""
+def paired(query: Pretrained, doc: Pretrained, shared: Sequence[Part] = ()) -> Pretrained:
+    """The query tower of one model and the document tower of another, which share these parts, equal in both."""
     owners = {"query": query, "doc": doc}
+    params = {
+        name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
+        for name, owner in owners.items()
+    }
+    common = {part: params["query"][part] for part in shared if part in params["query"]}
+    own = {name: {part: tree for part, tree in tower.items() if part not in shared} for name, tower in params.items()}
     return Pretrained(
-        model=DualEncoder(query=query.model.query, doc=doc.model.doc, shared=()),
-        params={
-            name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
-            for name, owner in owners.items()
-        },
+        model=DualEncoder(query=query.model.query, doc=doc.model.doc, shared=tuple(shared)),
+        params={name: tree for name, tree in {"shared": common, **own}.items() if tree},
         query=query.query,
         doc=doc.doc,
         notes=tuple(dict.fromkeys((*query.notes, *doc.notes))),

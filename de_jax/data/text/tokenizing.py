@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +27,8 @@ PROMPT_FILE = "prompt.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
 """The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
+NO_WORD = re.compile(r"[<\[{|]")
+"""A special token without one of these may be a word of ordinary texts."""
 FIRST_BYTE = "<0x00>"
 Span = tuple[int, int]
 """Begin and end in a text, in characters."""
@@ -163,7 +166,7 @@ class JsonTokenizer:
             padding = self._tokenizer.padding
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-            self._tokenizer.encode_special_tokens = True
+            spell_out_special_tokens(self._tokenizer)
             self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             surroundings = _surroundings(self._tokenizer)
             self.pad_id = _json_pad_id(path, self._tokenizer, padding, {token for ids in surroundings for token in ids})
@@ -291,6 +294,39 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def _prompt_of(directory: Path) -> str:
     value = reading.read_json(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
     return str(value["prompt"])
+
+
+def spell_out_special_tokens(backend: Any) -> None:
+    """Makes a `tokenizers.Tokenizer` read a special token in a text as the text it is.
+
+    A vocabulary may have such a token as an entry, and a Unigram model or merges may lead to it; then words are cut within it.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    backend.encode_special_tokens = True
+    added = backend.get_added_tokens_decoder().items()
+    special = {token.content: index for index, token in added if token.special and NO_WORD.search(token.content)}
+
+    def is_found(token: str) -> bool:
+        texts = [token, f"a{token}a", f"a {token} a", f"{token}{token}"]
+        return any(special[token] in found.ids for found in backend.encode_batch(texts, add_special_tokens=False))
+
+    if found := sorted(filter(is_found, special)):
+        inside = Regex("|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in found))
+        own = [backend.pre_tokenizer] if backend.pre_tokenizer else []
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*own, pre_tokenizers.Split(inside, "merged_with_previous")])
+
+
+def spelt_out(file: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a file; its cuts of `spell_out_special_tokens` are then in the file, for other programs."""
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(file))
+    before = backend.to_str()
+    spell_out_special_tokens(backend)
+    if backend.to_str() != before:
+        backend.save(str(file))
+    return backend
 
 
 @contextlib.contextmanager
