@@ -55,7 +55,7 @@ PAIR_STORE = Kind(
             "has_dev": bool,
         }
     ),
-    make="write one with de-jax import_pairs or export_batches",
+    make="write one with de-jax import pairs or import task",
     mend="remove the folder of pairs and write it again",
 )
 _READ_AS = "table 3"
@@ -65,7 +65,7 @@ _DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<
 
 @checked
 def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
-    """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
+    """Opens a folder of pairs for training, as `import pairs` and `import task` write it; nothing but numpy is needed.
 
     Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
 
@@ -81,7 +81,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import pairs or import task>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
     return trained_on(store, options, share)
