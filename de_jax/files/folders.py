@@ -97,6 +97,7 @@ class Kind:
         """
         path = Path(folder) / self.file
         if not self.is_in(path.parent):
+            reading.require_folder(folder, self.make)
             raise InputError(f"{folder} holds no complete {self.name} (no {self.file}); {self.make}.")
         said = outputs.read_json(path)
         version = said.get("format", "absent") if isinstance(said, dict) else self.format

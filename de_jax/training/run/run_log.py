@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar
+from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar, say
 from de_jax.files.reading import BOM, parse_json, read_bytes
 from de_jax.settings import Count, Mismatch, Record, map_of
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop
-from de_jax.types import Array, Metrics, Schedule, TrainState
+from de_jax.types import Array, Metrics, Packed, Schedule, TrainState, TrainStep
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -57,7 +58,7 @@ class LogMetrics:
     waits for the log. A metric that some updates lack is averaged over the others.
 
     Args:
-        sinks: who gets the numbers.
+        sinks: who gets the numbers. A `ProgressBar` among them moves with every update.
         every_steps: updates per line.
         num_steps: updates of the run, so that the last line is written.
         pairs_per_step: the global batch size.
@@ -88,6 +89,9 @@ class LogMetrics:
         self._clock, self._num_timed = time.monotonic(), 0
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        for sink in self._sinks:
+            if isinstance(sink, ProgressBar):
+                sink.advance(step)
         self.flush()
         source = self._source_of(step - 1)
         window = self._windows.get(source)
@@ -181,6 +185,31 @@ def _is_finite(metrics: Metrics) -> Array:
     return jnp.isfinite(jnp.stack(watched)).all().astype(jnp.float32)
 
 
+def naming_shapes(step_fn: TrainStep) -> TrainStep:
+    """The step, which names on stderr each new shape of a batch before it is compiled, and how long that took."""
+    known = set()
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shape in known:
+            return step_fn(state, batch)
+        known.add(shape)
+        start = time.monotonic()
+        say(f"compiling an update for batches of {_shapes(batch)}")
+        after = step_fn(state, batch)
+        say(f"compiled in {time.monotonic() - start:.1f} s")
+        return after
+
+    return step
+
+
+def _shapes(batch: Any) -> str:
+    """The arrays of a batch of more than one dimension, such as "query 22 x 32, doc 32 x 128"."""
+    parts = jax.tree.leaves_with_path(batch, is_leaf=lambda part: isinstance(part, Packed))
+    arrays = ((jax.tree_util.keystr(path, simple=True, separator="/"), getattr(part, "tokens", part)) for path, part in parts)
+    return ", ".join(f"{name} {' x '.join(map(str, array.shape))}" for name, array in arrays if array.ndim > 1)
+
+
 def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
     """Appends a JSON object a line to `metrics.jsonl`; lines after `start_step`, of a run that was cut off, are dropped."""
     path = Path(run_dir) / METRICS_FILE
@@ -235,17 +264,26 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
     return write
 
 
-def progress_sink(num_steps: int, start_step: int) -> Sink:
-    """A bar on stderr with loss, pairs per second and the time left."""
-    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
-    shown: dict[str, str] = {}
+class ProgressBar:
+    """A sink: a bar on stderr with loss, pairs per second, dev score and the time left. It moves with every update."""
 
-    def write(step: int, scalars: dict[str, float]) -> None:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._shown: dict[str, str] = {}
+
+    def __call__(self, step: int, scalars: dict[str, float]) -> None:
         short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
-        shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
-        bar.set_postfix(shown, refresh=False)
-        bar.update(step - bar.n)
-        if step == num_steps and "loss" in scalars:
-            bar.close()
+        self._shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
+        self._bar.set_postfix(self._shown)
 
-    return write
+    def advance(self, step: int) -> None:
+        """Called after each update."""
+        self._bar.update(step - self._bar.n)
+
+
+@contextlib.contextmanager
+def progress_sink(num_steps: int, start_step: int) -> Iterator[Sink]:
+    """A `ProgressBar`, whose last state stays on the screen."""
+    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
+    with contextlib.closing(bar):
+        yield ProgressBar(bar)
