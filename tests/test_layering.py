@@ -273,6 +273,14 @@ def test_importing_the_package_imports_nothing_else():
     assert loaded_by("import de_jax") == {"de_jax"}
 
 
+def test_the_face_of_data_loads_a_source_when_it_is_used():
+    assert loaded_by("import de_jax.data") == {"de_jax"}
+    names = "from de_jax.data import Curriculum, PairsOptions, beir_pairs, mixed_pairs, seqio_pairs, stored_pairs, table_pairs"
+    assert not loaded_by(f"{names}; import de_jax.data as data; assert set(data._MODULES) <= set(dir(data))") & {"jax", *HEAVY}
+    with pytest.raises(ImportError, match="no_such"):
+        from de_jax.data import no_such  # noqa: F401
+
+
 def test_no_module_loads_a_heavy_package():
     layers = {name.split(".")[1] for name in modules() if "." in name}
     loaded = loaded_by(importing(*layers))

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from de_jax.arguments import Columns, LocalPath, PositiveInt, Seed, ShareBelowOne, rules
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.sources import pair_store, seqio_tasks, table_pairs, table_store, table_texts
-from de_jax.data.sources.table_store import Tables
+from de_jax.data.sources import pair_store, seqio_tasks, table_store, table_texts
+from de_jax.data.sources.pair_store import Tables
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, dpr, pydocs, tokenizing, vocabulary_training
 from de_jax.data.text.table_files import files_of
@@ -74,7 +74,7 @@ def import_pairs(
         raise InputError("give the vocabulary: --model=<run, folder or hub name>, or --tokenizer=<file>; or write --format=beir.")
     table = reads.of(tables)
     files_of(table)  # refused before a model is fetched
-    whole = table_pairs.tables_of(table, dev_path=dev_table, dev_split=dev_split, dev_fraction=dev_fraction)
+    whole = pair_store.tables_of(table, dev_path=dev_table, dev_split=dev_split, dev_fraction=dev_fraction)
     read: list[Reading] = []
     if format == "beir":
         folders.require_replaceable(out_dir, beir.BEIR_KIND)
@@ -250,7 +250,7 @@ def encode_tokens(
 
 def _write_pairs(out_dir: Path, tables: Tables, tokenizers: dict[str, Tokenizer], read: list[Reading]) -> dict[str, Any]:
     """Writes a folder of pairs, unless the same was written before."""
-    made_from = table_pairs.fingerprint(tables, tokenizers)
+    made_from = pair_store.fingerprint_of(tables, tokenizers)
     store = _open(out_dir, made_from) or table_store.write_pairs(out_dir, tables, tokenizers, made_from, read)
     return {
         "pairs_dir": str(out_dir),

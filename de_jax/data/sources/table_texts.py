@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from de_jax.data.sources import table_store
-from de_jax.data.sources.table_store import Tables
+from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, table_files
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
