@@ -31,6 +31,8 @@ GROUPS = {
         "encode tokens": "data",
     },
     "Training": {
+        "fine_tune": "tune",
+        "tune": "tune",
         "train": "train",
         "train daft": "daft",
         "plan": "train",

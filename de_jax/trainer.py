@@ -18,6 +18,7 @@ from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.evaluation import verdict
 from de_jax.files import mirrors
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
@@ -127,12 +128,16 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
                 run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
+    judged = verdict.of_run(run_dir) if data.dev_sets else None
+    if judged and distributed.is_first() and not (stop and stop.reason == StopOnSignal.REASON):
+        print(*verdict.sentences(judged), sep="\n", file=sys.stderr)
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
         "seconds": round(time.monotonic() - began, 1),
         **counts(recipe, state),
         "stopped": stop.reason if stop else None,
+        **({"verdict": judged} if judged else {}),
     }
 
 

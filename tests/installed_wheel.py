@@ -48,7 +48,7 @@ def main() -> None:
     with step("de_jax.load"):
         model = de_jax.load("runs/quickstart")
         index = model.index(model.encode_document(["opens a file", "counts the values", "removes a folder"]), precision="int8")
-        assert index.search(model.encode_query("open a file that is compressed"), k=2).doc_rows.shape == (1, 2)
+        assert index.search(model.encode_query("open a file that is compressed"), k=2)[0].rank == 1
     for format in FORMATS:
         with step(f"export model --format={format}"):
             assert json.loads(run("export", "model", RUN, f"--format={format}", f"--out_dir=exported/{format}"))["files"] > 0

@@ -41,8 +41,8 @@ PROCESS = Rule(
     (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_checks", "recipe_file"),
     ("jax", "numpy", "jaxtyping"),
 )
-RULES = {
-    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer")),  # when they are used, see below
+RULES = {  # of "de_jax": when they are used, see below
+    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -100,6 +100,8 @@ RULES = {
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
+    "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer")),
+    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "trainer", "tuning")),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),
     "de_jax.mine": PROCESS,
     "de_jax.planner": PROCESS,

@@ -105,6 +105,8 @@ class Kind:
             if type(version) is not type(self.format) or version != self.format:
                 raise ValueError(f"format is {version!r}, expected {self.format!r}")
             return self.entries(said)  # type: ignore[no-any-return]
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         except ValueError as error:
             is_other = kind_said(said) not in (self.name, None)
             raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None

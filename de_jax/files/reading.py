@@ -122,6 +122,8 @@ def read_json(
         raise InputError(f"{path}: not valid JSON ({error}).") from None
     try:
         return check(value) if check else value
+    except InputError:  # a whole sentence
+        raise
     except ValueError as error:
         raise InputError(f"{path}: {error}; {mend}.") from None
 

@@ -96,7 +96,7 @@ def spelt(store: TokenStore, tokenizer: Tokenizer, rows: Sequence[int]) -> Itera
     """The id of each text in some rows, and what its tokens spell."""
     for start in range(0, len(rows), _TEXTS_AT_ONCE):
         chunk = rows[start : start + _TEXTS_AT_ONCE]
-        texts = tokenizer.decode([store.tokens[store.offsets[row] : store.offsets[row + 1]] for row in chunk])
+        texts = tokenizer.decode(store.tokens_of(np.asarray(chunk)))
         yield from zip((store.ids[row] for row in chunk), texts, strict=True)
 
 

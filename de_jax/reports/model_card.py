@@ -20,6 +20,7 @@ import jax
 
 from de_jax import __version__
 from de_jax.data.text import beir
+from de_jax.evaluation import verdict
 from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
 from de_jax.evaluation.task import settings_of_run
 from de_jax.files.reading import read_lines
@@ -89,7 +90,7 @@ def model_card(
         "Data": _data(recipe.get("data")),
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
-        "Scores": _scores(reports),
+        "Scores": "\n\n".join(filter(None, [_verdict(run), _scores(reports)])),
         "How it was made": _commands(run, recipe, format, name),
     }
     on_hub = [base_model] if base_model else [one for source in sources if (one := _name_on_hub(source))]
@@ -266,6 +267,15 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
         rows += [(name.replace("_", " "), f"`{_value(value)}`") for name, value in values if value not in (None, [], {}, ())]
     whole = json.dumps(_without_paths(recipe), indent=2, ensure_ascii=False)
     return f"{_table(('', ''), rows)}\n\n<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
+
+
+def _verdict(run: Run) -> str:
+    """What the run's training did to the scores of its held-out queries, if these parameters are the ones that were judged."""
+    found = {} if run.source else verdict.of_run(run.run_dir) or {}
+    judged = [found] if "sentence" in found else found.values()
+    if not found or any(one["step"] != run.step for one in judged):
+        return ""
+    return "On queries held out of training, " + "\n\n".join(verdict.sentences(found))
 
 
 def _scores(reports: Sequence[Report]) -> str:

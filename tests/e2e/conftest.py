@@ -1,5 +1,6 @@
 """One small data set, and one undisturbed run on it, for all tests of whole commands."""
 
+import contextlib
 import json
 import os
 import random
@@ -42,8 +43,9 @@ def stop_at(monkeypatch):
     """Tells this process to stop, as a machine that is taken away does, with the update after one that is logged."""
 
     def stop_at(last, number=signal.SIGTERM):
+        @contextlib.contextmanager
         def sink(num_steps, start_step):
-            return lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
+            yield lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
 
         monkeypatch.setattr(run_log, "progress_sink", sink)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -297,8 +296,7 @@ def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
     """The queries, those of these rows by the document tower's tokenizer: the tokens of what their own tokens spell."""
     if store.query_tokenizer.fingerprint == store.doc_tokenizer.fingerprint:
         return store.query_store
-    found, (starts, ends) = copy.copy(store.query_store), (store.query_store.offsets[rows], store.query_store.offsets[rows + 1])
-    texts = store.query_tokenizer.decode([store.query_store.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
+    found, texts = copy.copy(store.query_store), store.query_tokenizer.decode(store.query_store.tokens_of(rows))
     tokens = dict(zip(rows.tolist(), store.doc_tokenizer.encode(texts), strict=True))
     lengths = [len(tokens.get(row, ())) for row in range(found.num_texts)]
     found.tokens = np.concatenate([np.zeros(0, np.int32), *(tokens[row] for row in sorted(tokens))])
@@ -309,8 +307,7 @@ def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
 
 def _query_texts(store: TrainingPairs) -> list[str]:
     """Each pair's query."""
-    tokens, offsets = store.query_store.tokens, store.query_store.offsets
-    texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
+    texts = store.query_tokenizer.decode(store.query_store.tokens_of(np.arange(store.query_store.num_texts)))
     return [texts[row] for row in store.pairs[:, 0].tolist()]
 
 
