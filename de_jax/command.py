@@ -13,7 +13,7 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,20 +68,6 @@ class Parser(argparse.ArgumentParser):
         for address in self._addresses:
             mirrors.local(address)
         return known, others
-
-    def refuse_others(self, args: argparse.Namespace, flag: str, *, used: Collection[str]) -> None:
-        """Refuses flags without a meaning beside another one.
-
-        Args:
-            args: all that were given, parsed.
-            flag: the other one, as it is written.
-            used: the names of the arguments that it leaves a meaning.
-
-        Raises:
-            InputError: another argument was given.
-        """
-        if given := [name for name in vars(args) if name not in used and getattr(args, name) != self.get_default(name)]:
-            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
 
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
