@@ -16,9 +16,8 @@ from de_jax import gin_settings, settings
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.pair_store import stored_pairs
+from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
-from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
 from de_jax.interop.fine_tuning import (

@@ -24,6 +24,8 @@ from de_jax.types import InputError
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""
 _PACKAGE = __name__.partition(".")[0]
+_MOVED = {f"{_PACKAGE}.data.sources.table_pairs.table_pairs": f"{_PACKAGE}.data.sources.pair_store.table_pairs"}
+"""Functions and classes that recipes of before name where they were."""
 
 
 def to_json(value: Any) -> Any:
@@ -101,7 +103,7 @@ class _Reader:
         return made(**own, **given)
 
     def _at(self, place: str, name: str) -> Any:
-        module, _, label = place.rpartition(".")
+        module, _, label = _MOVED.get(place, place).rpartition(".")
         if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
             trust = "if you trust it, set allow_imports=True"
             raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")

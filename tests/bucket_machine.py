@@ -1,6 +1,6 @@
 """A command on a machine whose connection to its bucket is slow, or loses writes. A program:
 
-    python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
+    python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' train --gin_file=...
 
 `lease` are seconds until a silent machine loses its lease, 6 by default, `slow` seconds that each upload takes, `slow_at` the only
 address with such uploads, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket confirms and
@@ -8,13 +8,12 @@ forgets, `failed` the share that it refuses as if the network were gone.
 """
 
 import hashlib
-import importlib
 import json
 import random
 import sys
 import time
 
-from de_jax import command
+from de_jax import cli
 from de_jax.files import buckets, leases, mirrors
 from de_jax.training.run.checkpoint import SaveCheckpoints
 
@@ -42,8 +41,8 @@ def main():
 
     buckets.Objects.put = put_or_not
     save, SaveCheckpoints.__call__ = SaveCheckpoints.__call__, slowly
-    sys.argv = sys.argv[2:]
-    command.run(importlib.import_module(sys.argv[0]).main)
+    sys.argv = ["de-jax", *sys.argv[2:]]
+    cli.main()
 
 
 if __name__ == "__main__":

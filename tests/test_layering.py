@@ -51,7 +51,8 @@ RULES = {
     "de_jax.freed_memory": Rule(()),
     "de_jax.engine": Rule(("types", "files", "command"), (), ("ray",)),
     "de_jax.command": Rule(("types", "settings", "files", "freed_memory")),
-    "de_jax.cli": Rule(("types", "command")),
+    "de_jax.cli": Rule(("types", "settings", "command", "flags", "arguments")),
+    "de_jax.flags": Rule(("types", "settings", "command")),
     "de_jax.__main__": Rule(("cli",)),
     "de_jax.losses": Rule(("types", "settings"), ("jax", "jaxtyping")),
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
@@ -62,7 +63,7 @@ RULES = {
     "de_jax.data.text.nanobeir": DATA.allowing("pyarrow"),
     "de_jax.data.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
-    "de_jax.tasks": Rule(("types", "data", "files"), ("numpy", "seqio", "tensorflow")),
+    "de_jax.tasks": Rule(("types", "settings", "data", "files"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
     "de_jax.training.run.run_folder": TRAINING.allowing("safetensors"),
     "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
@@ -81,7 +82,7 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation", "interop")),
+    "de_jax.arguments": PROCESS._replace(layers=(*PROCESS.layers, "flags", "engine", "configurables", "gin_settings")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
@@ -89,18 +90,18 @@ RULES = {
     "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
-    "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
+    "de_jax.gin_settings": Rule(("types", "settings", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
-    "de_jax.recipe_file": Rule(("types", "files", "training")),
+    "de_jax.recipe_file": Rule(("types", "settings", "files", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
-    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
+    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),
+    "de_jax.mine": PROCESS,
     "de_jax.planner": PROCESS,
 }
 
@@ -270,6 +271,14 @@ def test_layers_import_in_one_direction():
 
 def test_importing_the_package_imports_nothing_else():
     assert loaded_by("import de_jax") == {"de_jax"}
+
+
+def test_the_face_of_data_loads_a_source_when_it_is_used():
+    assert loaded_by("import de_jax.data") == {"de_jax"}
+    names = "from de_jax.data import Curriculum, PairsOptions, beir_pairs, mixed_pairs, seqio_pairs, stored_pairs, table_pairs"
+    assert not loaded_by(f"{names}; import de_jax.data as data; assert set(data._MODULES) <= set(dir(data))") & {"jax", *HEAVY}
+    with pytest.raises(ImportError, match="no_such"):
+        from de_jax.data import no_such  # noqa: F401
 
 
 def test_no_module_loads_a_heavy_package():

@@ -9,13 +9,12 @@ import toy_run
 from pretrained_folders import write_sentence_transformer
 
 import de_jax
-from de_jax import trainer
+from de_jax import cli, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import opened_tokenizers
 from de_jax.data.text.sides import Side
 from de_jax.demo.side_by_side import SideBySide, open_corpus
 from de_jax.training.run.run_folder import write_run
-from tools import encode_corpus, evaluate_beir, export_model, mine_negatives, search
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
 RECIPES = sorted(path.stem for path in ROOT.glob("recipes/*.gin"))
@@ -62,20 +61,20 @@ def build(name, made, run_dir):
 
 
 def check_everything_takes(run_dir, data, tmp_path, capsys):
-    def printed(tool, **flags):
-        tool.main([f"--{name}={value}" if value is not True else f"--{name}" for name, value in flags.items()])
+    def printed(verb, **flags):
+        cli.call(verb, [f"--{name}={value}" if value is not True else f"--{name}" for name, value in flags.items()])
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     of_run = {"run_dir": run_dir, "dataset_dir": data}
-    best = printed(search, **of_run, query=TEXTS[0], k=3)["results"]
-    assert 0 < printed(evaluate_beir, **of_run, split="dev", no_bm25=True)["dense"]["ndcg@10"] <= 1
-    assert printed(mine_negatives, **of_run, split="dev", num_neg_docs=2, last_rank=50)["num_pairs"] == 16
-    assert printed(encode_corpus, **of_run, out_dir=tmp_path / "embeddings")["num_docs"] == 96
+    best = printed("search", **of_run, query=TEXTS[0], k=3)["results"]
+    assert 0 < printed("evaluate beir", **of_run, split="dev", no_bm25=True)["dense"]["ndcg@10"] <= 1
+    assert printed("mine pairs", **of_run, split="dev", num_neg_docs=2, last_rank=50)["num_pairs"] == 16
+    assert printed("encode corpus", **of_run, out_dir=tmp_path / "embeddings")["num_docs"] == 96
 
     model = de_jax.load(run_dir)
     ours = model.encode_query(TEXTS), model.encode_document(TEXTS)
     for format in ("sentence_transformers", "safetensors"):
-        export_model.main([f"--run_dir={run_dir}", f"--format={format}", f"--out_dir={tmp_path / format}"])
+        printed("export model", run_dir=run_dir, format=format, out_dir=tmp_path / format)
         there = de_jax.load(tmp_path / format)
         assert there.run.model.shared == model.run.model.shared
         np.testing.assert_allclose(there.encode_query(TEXTS), ours[0], atol=1e-5)

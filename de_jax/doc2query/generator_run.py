@@ -21,11 +21,11 @@ from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
 from de_jax.files import reading
 from de_jax.files.folders import Kind
 from de_jax.files.outputs import write_json
-from de_jax.models.generator import Generator
+from de_jax.models.generator import DESCRIPTION, Generator
 from de_jax.settings import PositiveInt, Record, bound, file_name, name_of
 from de_jax.training.hooks.faults import Explanation, pair_name
 from de_jax.training.mesh import sharding
-from de_jax.training.run import model_schema, run_folder
+from de_jax.training.run import run_folder
 from de_jax.training.run.language_model import restored, train_language_model
 from de_jax.training.run.run_folder import kept_tokenizer, only_trainer
 from de_jax.training.run.settings import Logging, Optimization
@@ -37,7 +37,7 @@ GENERATOR_RUN = Kind(
     "generator",
     Record(
         {
-            "model": model_schema.GENERATOR,
+            "model": DESCRIPTION,
             "tokenizer": file_name,
             "max_query_length": PositiveInt,
             "max_doc_length": PositiveInt,
@@ -173,7 +173,7 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
         InputError: no such run there, no such checkpoint, or a damaged one.
     """
     run_dir = Path(run_dir)
-    description, model = model_schema.described(GENERATOR_RUN, run_dir, Generator.from_json)
+    description, model = run_folder.described(GENERATOR_RUN, run_dir, Generator.from_json)
     found, params = restored(run_dir, step, model, only_sizes=only_sizes)
     return GeneratorRun(
         source=run_dir,

@@ -180,7 +180,7 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
         InputError: documents of several passages.
     """
     if run.doc.max_passages > 1:
-        raise InputError("score_pairs takes documents of one passage, and this run has several; take another teacher.")
+        raise InputError("score pairs takes documents of one passage, and this run has several; take another teacher.")
     found: dict[str, tuple[dict[str, int], np.ndarray]] = {}
     for tower, texts in (("query", candidates.queries), ("doc", candidates.docs)):
         folder, side = Path(out_dir) / PARTS_DIR, run.side(tower)

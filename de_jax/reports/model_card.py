@@ -189,7 +189,7 @@ model = de_jax.load("{name}")  # merged into the model that adapter_config.json 
     folder = name
     if format == "t5x":
         folder = f"runs/{name}"
-        made = f"de-jax import_model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model --run_dir={folder}"
+        made = f"de-jax import model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model --run_dir={folder}"
         yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
         yield _code("bash", made)
     yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')
@@ -331,9 +331,9 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
     if recipe:
         made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
-        made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
+        made.append(f"de-jax import model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
     opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
-    made.append(f"de-jax export_model --run_dir={opened} --format={format} --out_dir={name}")
+    made.append(f"de-jax export model --run_dir={opened} --format={format} --out_dir={name}")
     versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return f"{_code('bash', chr(10).join(made))}\n\nExported with {written_by}."

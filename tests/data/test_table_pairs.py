@@ -14,7 +14,7 @@ import written_tables
 from flat_settings import flat
 
 from de_jax.data.sources import pair_store, table_store, table_texts
-from de_jax.data.sources.table_pairs import table_pairs, tables_of
+from de_jax.data.sources.pair_store import table_pairs, tables_of
 from de_jax.data.sources.table_store import text_id
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir

@@ -8,7 +8,7 @@ import signal
 import pytest
 import toy_run
 
-from de_jax import trainer
+from de_jax import cli
 from de_jax.training.run import run_log
 
 
@@ -54,5 +54,5 @@ def stop_at(monkeypatch):
 def finished_run(dataset_dir, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "whole"
     os.environ.setdefault("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    trainer.main(toy_run.arguments(dataset_dir, run_dir))
+    cli.call("train", toy_run.arguments(dataset_dir, run_dir))
     return run_dir

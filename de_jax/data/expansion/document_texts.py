@@ -19,7 +19,7 @@ from jaxtyping import Int, Int32, Int64
 from de_jax.data.expansion.curriculum import usable_queries
 from de_jax.data.expansion.query_texts import QueryTokens
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.passages import PassageIds
+from de_jax.data.text.passages import ids_of_docs
 from de_jax.data.text.tokenizing import PAD_ID
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError
@@ -121,7 +121,7 @@ class ExpandedTexts(_Expanded):
         """
         super().__init__(docs, queries, max_query_length)
         self.doc_rows, self._query_rows = np.asarray(doc_rows, np.int64), np.asarray(query_rows, np.int64)
-        self.ids, self.num_texts = PassageIds(docs.ids, self.doc_rows), len(self.doc_rows)
+        self.ids, self.num_texts = ids_of_docs(docs.ids, self.doc_rows), len(self.doc_rows)
         self.tokenizer_fingerprint = docs.tokenizer_fingerprint
         digest = hashlib.sha256(f"{docs.content_hash} {queries.content_hash} expanded {max_query_length}".encode())
         for rows in (self.doc_rows, self._query_rows):

@@ -11,17 +11,15 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import Part
+from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
-from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files.outputs import progress_bar
@@ -29,20 +27,6 @@ from de_jax.types import PADDING_ID, InputError
 
 _DIGEST_BYTES = 10
 _CHUNK_EXAMPLES = 4096
-
-
-class Tables(NamedTuple):
-    """The tables for training and for scoring checkpoints.
-
-    Attributes:
-        train: the table.
-        dev: a separate table; None without such a table.
-        dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
-    """
-
-    train: Table
-    dev: Table | None = None
-    dev_fraction: float = 0.0
 
 
 def text_id(text: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from de_jax.data.sources import table_store
-from de_jax.data.sources.table_store import Tables
+from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, table_files
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
@@ -49,7 +49,7 @@ def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
             write_beir(out_dir, Tables(table), only_split=beir.ANY_SPLIT)
         except InputError as error:
             raise InputError(
-                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import_pairs --format=beir."
+                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import pairs --format=beir."
             ) from None
         return out_dir
 

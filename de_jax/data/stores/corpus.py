@@ -12,7 +12,7 @@ Truncation and special tokens are applied when rows are read, so one store serve
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -37,13 +37,13 @@ _HASHED_TEXTS = 4096
 
 
 class TextIds(Sequence[str]):
-    """The ids of a store's texts, decoded from the memory-mapped array when asked for."""
+    """The ids of texts, which are looked up when asked for: `find` gives those of some rows."""
 
-    def __init__(self, encoded: np.ndarray) -> None:
-        self._encoded = encoded
+    def __init__(self, num_texts: int, find: Callable[[np.ndarray], list[str]]) -> None:
+        self._num_texts, self._find = num_texts, find
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return self._num_texts
 
     @overload
     def __getitem__(self, row: int) -> str: ...
@@ -51,8 +51,8 @@ class TextIds(Sequence[str]):
     def __getitem__(self, row: slice) -> list[str]: ...
     def __getitem__(self, row: int | slice) -> str | list[str]:
         if isinstance(row, slice):
-            return [text_id.decode() for text_id in self._encoded[row].tolist()]
-        return bytes(self._encoded[row]).decode()
+            return self._find(np.arange(*row.indices(self._num_texts)))
+        return self._find(np.array([range(self._num_texts)[row]]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _CHUNK_TEXTS):
@@ -81,8 +81,8 @@ class TokenStore:
         self.offsets = np.asarray(arrays["offsets.npy"])
         self.encoded_ids = np.asarray(arrays["ids.npy"])
         self._id_order = np.asarray(arrays["id_order.npy"])
-        self.ids = TextIds(self.encoded_ids)
-        self.num_texts = len(self.ids)
+        self.num_texts = len(self.encoded_ids)
+        self.ids = TextIds(self.num_texts, lambda rows: [text_id.decode() for text_id in self.encoded_ids[rows].tolist()])
         self.prefix_ids = tuple(manifest["prefix_ids"])
         self.suffix_ids = tuple(manifest["suffix_ids"])
         self.vocab_size: int = manifest["vocab_size"]
