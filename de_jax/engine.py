@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from de_jax import command
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.types import InputError
 
 RETRIES = 3
@@ -90,5 +90,5 @@ def _run(module: str, argv: list[str], folder: str, settings: dict[str, str]) ->
     command.keep_compiled()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         importlib.import_module(module).main(argv)
-    mirrors.push_all()
+    addresses.upload()
     return [json.loads(line) for line in printed.getvalue().splitlines()]

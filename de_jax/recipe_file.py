@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, schema
+from de_jax.files import addresses, schema
 from de_jax.files.outputs import write_json
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
@@ -35,7 +35,7 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return buckets.address_of(value) or value
+        return addresses.address_of(value) or value
     if isinstance(value, numbers.Integral):  # NumPy's too
         return int(value)
     if isinstance(value, numbers.Real):

@@ -22,7 +22,7 @@ from de_jax import command, recipe_checks, recipe_file
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
@@ -70,7 +70,7 @@ def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 
 def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
-    run_dir = mirrors.local(run_dir)
+    run_dir = addresses.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
@@ -126,8 +126,8 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             recipe_file.keep(recipe, run_dir)
             recipe_file.keep_data(data.fingerprints, run_dir)
             best.remove_old()
-            if run.sync:
-                run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
+            if run.owner:
+                run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
     return {

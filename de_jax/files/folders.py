@@ -157,6 +157,7 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
             with _set_aside(path):
                 os.replace(unfinished, path)
             outputs.sync(path.parent)
+            outputs.completed(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, schema
+from de_jax.files import addresses, schema
 from de_jax.training.run.run_folder import ORIGIN_FILE, RECIPE_FILE, RUN
 
 _CLOSURE, _OPENS = "pretrained_tokenizer.<locals>.tokenizer", "de_jax.interop.fine_tuning.tokenizer_of"
@@ -29,9 +29,9 @@ def origins(run_dir: str | Path) -> list[str]:
     Raises:
         InputError: a description that is damaged.
     """
-    run_dir = buckets.path_of(str(run_dir)) if buckets.is_bucket(run_dir) else Path(run_dir)
+    run_dir = addresses.path_of(str(run_dir)) if addresses.is_bucket(run_dir) else Path(run_dir)
     if not RUN.is_in(run_dir):
-        return [buckets.address_of(run_dir) or str(run_dir)]
+        return [addresses.address_of(run_dir) or str(run_dir)]
     found: list[str] = []
     if (run_dir / ORIGIN_FILE).is_file():
         found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
