@@ -177,16 +177,14 @@ class Owner:
         shutil.rmtree(_sent_from(self.path), ignore_errors=True)  # of a killed upload
         try:
             fresh = {one for one in whole.keys() - before.keys() if self._link(f"{one}/{name}" for name in whole[one])}
-            at = self._send({name: found for name, found in here.items() if (_folder_of(name) or "") in {"", *fresh}}, fresh)
+            at, there = self._send({name: found for name, found in here.items() if (_folder_of(name) or "") in {"", *fresh}}, fresh)
         finally:
             shutil.rmtree(_sent_from(self.path), ignore_errors=True)
         named = {folder: before[folder] for folder in whole if folder in before}
         named |= {folder: {"at": at[folder], "files": whole[folder]} for folder in fresh}
         if named != before:
             self.commit(named)
-        kept = {f"{facts['at']}/" for facts in named.values()}
-        gone = {f"{facts['at']}/{name}" for facts in before.values() for name in facts["files"] if f"{facts['at']}/" not in kept}
-        self._objects.remove(sorted(gone))
+        self._objects.remove(_left_over(there, named))
 
     def commit(self, folders: Mapping[str, Any] | None = None, *, has_ended: bool = False) -> None:
         """Writes the next entry. Raises `TakenOver` where another process has its number."""
@@ -204,20 +202,22 @@ class Owner:
                     break
             self._objects.remove(f".owners/{number:012d}" for number in range(before.number, entry.number) if number != entry.claim)
 
-    def _send(self, files: dict[str, tuple[int, int]], fresh: Iterable[str]) -> dict[str, str]:
+    def _send(self, files: Mapping[str, tuple[int, int]], fresh: Iterable[str]) -> tuple[dict[str, str], dict[str, Object]]:
         """Uploads files, until the bucket lists them.
 
         Logs are written again whenever they changed on either side, each file of a fresh folder on condition that it is absent. If
         another owner began a folder of this name, that is left alone and this one lies beside it.
 
         Args:
-            files: size and time of each.
+            files: size and time of each; those of other owners are left out.
             fresh: whole folders, whose files are read from `_sent_from`.
 
         Returns:
-            Where each fresh folder lies.
+            Where each fresh folder lies, and the objects now.
         """
         known, there = copies.remembered(self.path), self._list()
+        others = tuple(f"{folder}/" for folder in entries.numbers(there) if folder)
+        files = {name: found for name, found in files.items() if not name.startswith(others)}
         beside = {folder: f"{folder}~{self._entry.claim}" for folder in fresh}
         at = {one: beside[one] if any(name.startswith(f"{one}/") for name in there) else one for one in fresh}
 
@@ -244,7 +244,7 @@ class Owner:
 
         for _ in range(NUM_TRIES):
             if not (left := [name for name in files if not has_arrived(name)]):
-                return at
+                return at, there
             sent: dict[str, int | None] = {}
             with futures.ThreadPoolExecutor(NUM_THREADS) as threads:
                 for group in copies.in_order(left):
@@ -312,6 +312,18 @@ def _owner_file(path: Path, *, makes: bool = True) -> Path:
     if makes:
         outputs.make_folder(path)
     return path / copies.OWNER_FILE
+
+
+def _left_over(there: Iterable[str], named: Mapping[str, Any]) -> Iterator[str]:
+    """The files of folders that are not named, but not beyond the newest that is: those may still be written by a new owner."""
+    places, newest = {facts["at"] for facts in named.values()}, dict[str, int]()
+    for parent, _, number in (folder.rpartition("/") for folder in named):
+        newest[parent] = max(int(number), newest.get(parent, 0))
+    for name in sorted(there):
+        if (match := WHOLE.match(name)) and match[0][:-1] not in places:
+            parent, _, number = match[1].rpartition("/")
+            if int(number) <= newest.get(parent, -1):
+                yield name
 
 
 def _folder_of(name: str) -> str | None:

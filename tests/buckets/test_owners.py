@@ -338,6 +338,7 @@ def test_a_folder_that_an_overtaken_owner_began_is_left_alone(killed, bucket):
         assert steps(owner.path) == {10: "10 by first"}
         checkpoint(owner.path, 20, "second")
     claim = entered(bucket.store.objects)[-1].claim
+    assert "checkpoints/20/other" not in bucket.names()  # once it is of no use
     assert f"checkpoints/20~{claim}/{folders.CHECKPOINT_FILE}" in bucket.names()
     bucket.go_to("third")
     assert steps(addresses.local(ADDRESS)) == {20: "20 by second"}
