@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """The figures that the command prints."""
     rng = np.random.default_rng(args.seed)
-    doc_ids = TextIds(np.arange(args.num_docs).astype(bytes))
+    doc_ids = TextIds(args.num_docs, lambda rows: list(map(str, rows.tolist())))
     steps: dict[str, Step] = {}
     with tempfile.TemporaryDirectory(dir=args.work_dir) as work_dir:
         folder = Path(work_dir)

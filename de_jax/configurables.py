@@ -16,12 +16,11 @@ from de_jax import gin_settings, settings
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.pair_store import stored_pairs
+from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
-from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
-from de_jax.interop.fine_tuning import pretrained_sharing, pretrained_tokenizer, pretrained_tower
+from de_jax.interop.fine_tuning import pretrained_length, pretrained_sharing, pretrained_tokenizer, pretrained_tower
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
@@ -45,7 +44,7 @@ from de_jax.types import InputError
 
 MODELS = (
     *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
-    *(pretrained_tower, pretrained_sharing, pretrained_tokenizer),
+    *(pretrained_tower, pretrained_sharing, pretrained_length, pretrained_tokenizer),
 )
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
@@ -285,7 +284,8 @@ def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
         if now != setting and (one.is_typed or str(gin_settings.RECIPES_DIR) not in one.place):
             old[f"{setting.name}.{setting.parameter}"] = f"{now.name}.{now.parameter}"
         takes = settings.hints(parts[name]).get(setting.parameter, Any) if name in parts else Any
-        if isinstance(one.value, str) and one.value in parts and takes is not Any and settings.is_valid(parts[one.value], takes):
+        is_part = isinstance(one.value, str) and one.value in parts and takes is not Any
+        if is_part and not settings.mismatch(parts[one.value], takes):
             one = one._replace(value=Reference("", one.value, is_called=False))  # adamw for @adamw
         found[now] = one
     if old:

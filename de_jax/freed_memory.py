@@ -14,8 +14,8 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = -1  # a threshold that nothing reaches; the largest int, 2 GiB, is less than a step's scratch memory
 _SECONDS = 0.1
-_MOST_KEPT, _SLACK = 4 << 30, 512 << 20
-"""Memory is given back where a process holds twice its largest need, or so many bytes more than that, and the slack."""
+_SLACK = 256 << 20
+"""Memory is given back where a process holds so many bytes more than its largest need."""
 _SHORT, _SHARE = 0.125, 20.0
 """It is also given back where less than this share of the machine's memory is left. Looks take a twentieth of the time."""
 
@@ -56,10 +56,10 @@ def _give_back(libc: ctypes.CDLL) -> None:
         begin = time.monotonic()
         with contextlib.suppress(OSError, KeyError, ValueError):  # no file can be opened at the moment
             held, is_short = _private_bytes() - elsewhere, _is_short()
-            if is_short or held > need + min(0, _MOST_KEPT) + _SLACK:
+            if is_short or held > need + _SLACK:
                 used = libc.mallinfo2().used
                 need = max(need, used)
-                if held - used > _SLACK and (is_short or held > need + min(need, _MOST_KEPT) + _SLACK):
+                if held - used > _SLACK and (is_short or held > need + _SLACK):
                     libc.malloc_trim(0)
                     elsewhere = max(0, _private_bytes() - libc.mallinfo2().used)
         time.sleep(max(_SECONDS, _SHARE * (time.monotonic() - begin)))  # glibc looks at all free blocks under a lock

@@ -217,7 +217,8 @@ def main(argv: list[str] | None = None) -> None:
     args, bindings = configurables.parse_with_settings(_parser(), argv)
     command.use_memory_fraction(args.memory_fraction)
     part = arguments.part(args)
-    recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
+    with continuing(Path(args.run_dir)):
+        recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     options = {"dtype": arguments.dtype(args), "texts_per_shard": args.texts_per_shard}
     if part and args.step is None:
         raise InputError("--shard and --distributed need the number of a checkpoint in --step, so that all jobs take the same one.")

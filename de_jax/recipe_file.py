@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import addresses, schema
+from de_jax.files import addresses, reading
 from de_jax.files.outputs import write_json
+from de_jax.settings import map_of
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
 from de_jax.training.run.run_settings import read_recipe_file
@@ -23,6 +24,8 @@ from de_jax.types import InputError
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""
 _PACKAGE = __name__.partition(".")[0]
+_MOVED = {f"{_PACKAGE}.data.sources.table_pairs.table_pairs": f"{_PACKAGE}.data.sources.pair_store.table_pairs"}
+"""Functions and classes that recipes of before name where they were."""
 
 
 def to_json(value: Any) -> Any:
@@ -59,7 +62,7 @@ def to_json(value: Any) -> Any:
 def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
     """The recipe of a run; see `Recipe.load`."""
     path = Path(path) / RECIPE_FILE if Path(path).is_dir() else Path(path)
-    found = read_recipe_file(path.parent) if path.name == RECIPE_FILE else schema.read(path, schema.map_of(lambda value: value))
+    found = read_recipe_file(path.parent) if path.name == RECIPE_FILE else reading.read_json(path, map_of(Any))
     if found is None:
         raise InputError(f"{path} does not exist; give the folder of a run, or a file of Recipe.save.")
     read = _Reader(str(path), allow_imports, (found.get("initialization") or found).get("seed"))
@@ -100,7 +103,7 @@ class _Reader:
         return made(**own, **given)
 
     def _at(self, place: str, name: str) -> Any:
-        module, _, label = place.rpartition(".")
+        module, _, label = _MOVED.get(place, place).rpartition(".")
         if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
             trust = "if you trust it, set allow_imports=True"
             raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")
@@ -135,7 +138,7 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
         run_dir: a run that is described.
     """
     path = run_dir / DATA_FILE
-    before = schema.read(path, schema.map_of(schema.text)) if path.is_file() else None
+    before = reading.read_json(path, map_of(str)) if path.is_file() else None
     if before is not None and complete_steps(run_dir / CHECKPOINTS_DIR):
         changed = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
         if changed:

@@ -23,14 +23,14 @@ def evaluate(
     skip_empty: bool = False,
     keep_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """A model's scores on a BEIR folder, as `de-jax evaluate_beir` has them; of a folder of data sets, their mean.
+    """A model's scores on a BEIR folder or a table, as `de-jax evaluate_beir` has them; of a folder of data sets, their mean.
 
     Embeddings and scores are kept in the run's folder, those of other models in `DE_JAX_CACHE`: the same call is answered at once.
 
     Args:
         model: as `load` gives it.
-        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
-        split: of the judgements.
+        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, or a table of queries and documents.
+        split: of the judgements; a table has one, whatever its name.
         measures: as ir-measures writes them.
         skip_empty: leave empty texts out, which are refused otherwise.
         keep_identical_ids: rank a document that has its query's id too, which BEIR does not.
@@ -44,8 +44,6 @@ def evaluate(
     if not isinstance(model, Model):
         raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
     dataset_dir = addresses.local(dataset_dir)
-    if not Path(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is not a folder; give one in the BEIR layout, or one of such folders.")
     measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
     check_value("measures", measures, Sequence[str])
     if not measures:

@@ -1,7 +1,8 @@
-"""Checks values of settings against their annotations: choices, types, finite numbers and ranges.
+"""Checks values against annotations: settings, the flags of commands, and the JSON of files and manifests.
 
 A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation contains every check:
-`Literal` for choices, `Annotated[int, Range(1)]` for a range. Arrays and tracers are passed over, so nothing is checked in a step.
+`Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by `Record`, whose entries are
+annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,6 +51,8 @@ NonNegativeFloat = Annotated[float, Range(0.0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 ShareBelowOne = Annotated[float, Range(0.0, 1.0, below=True)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+Count = Annotated[int, Range(0, 2**63 - 1)]
+Size = Annotated[int, Range(1, 2**63 - 1)]
 
 
 def check_fields(record: Any) -> None:
@@ -81,13 +85,18 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     """Checks one value against an annotation; `name` is the setting's as the user wrote it."""
     if isinstance(value, np.ndarray | np.generic) and not value.ndim:
         value = value.item()
-    if not _is_array(value) and (wanted := _wanted(value, hint)):
-        raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
+    if not _is_array(value) and (fault := mismatch(value, hint)):
+        place = "".join(f"[{key!r}]" for key in fault.keys)
+        raise InputError(f"{name}{place} is {shown(fault.found)}; it must be {fault.expected}.")
 
 
-def is_valid(value: Any, hint: Any) -> bool:
-    """Whether an annotation allows a value."""
-    return not _wanted(value, hint)
+def mismatch(value: Any, hint: Any) -> Mismatch | None:
+    """Where a value is not what an annotation allows; None if it is."""
+    try:
+        fit(value, hint)
+    except Mismatch as error:
+        return error
+    return None
 
 
 def check_call(name: str, function: Callable[..., Any], *arguments: str, like: str, options: Sequence[str] = ()) -> None:
@@ -146,8 +155,8 @@ def numeric(hint: Any) -> Callable[[str], Any]:
             value = kind(text)
         except ValueError:
             value = text
-        if wanted := _wanted(value, hint):
-            raise argparse.ArgumentTypeError(f"is {text}; it must be {wanted}")
+        if fault := mismatch(value, hint):
+            raise argparse.ArgumentTypeError(f"is {text}; it must be {fault.expected}")
         return value
 
     return parse
@@ -238,25 +247,180 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number | type)
 
 
-def _wanted(value: Any, hint: Any) -> str | None:
-    """The required value, or None if the value is valid."""
+class Mismatch(ValueError):
+    """A value that does not fit, the keys that lead to it, and the expected value."""
+
+    def __init__(self, found: Any, expected: str, keys: tuple[Any, ...] = ()) -> None:
+        self.found, self.expected, self.keys = found, expected, keys
+        place = "/".join(str(key)[:_LONGEST] for key in keys)
+        super().__init__(f"{place + ' is ' if place else 'found '}{shown(found)}, expected {expected}")
+
+
+class _Absent:
+    """Stands for the value of a missing key."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+class Maybe(NamedTuple):
+    """A key that may be absent; `default` stands in its place then, or nothing."""
+
+    hint: Any
+    default: Any = _Absent()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """An object of JSON with these keys, an annotation or a check for each; others are left as they are, or with `only` refused.
+
+    >>> STORE = Record({"num_texts": Size, "dev": Maybe(str, "")})
+    >>> STORE({"num_texts": 3, "made_by": "me"})
+    {'num_texts': 3, 'made_by': 'me', 'dev': ''}
+    """
+
+    fields: Mapping[str, Any]
+    only: bool = False
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        """The object with the defaults of absent keys; raises `Mismatch`."""
+        if not isinstance(value, dict):
+            raise Mismatch(value, "an object")
+        found = dict(value)
+        for name, field in self.fields.items():
+            hint, default = field if isinstance(field, Maybe) else (field, _Absent())
+            if name in value:
+                found[name] = _below(name, value[name], hint)
+            elif not isinstance(default, _Absent):
+                found[name] = default
+            elif not isinstance(field, Maybe):
+                raise Mismatch(_Absent(), "a value", (name,))
+        if self.only and (unknown := [name for name in found if name not in self.fields]):
+            raise Mismatch(unknown[0], f"a key out of {', '.join(self.fields)}")
+        return found
+
+
+Check = Callable[[Any], Any]
+"""Takes a value and returns it, with defaults for missing keys, or raises `Mismatch`."""
+
+
+def of_class(kind: Any, **given: Any) -> Record:
+    """An object with exactly the fields of a dataclass or a NamedTuple; those with a default may be absent.
+
+    Args:
+        kind: annotated.
+        given: in place of the annotations of fields.
+    """
+    known, parameters = hints(kind), inspect.signature(kind).parameters
+    fields = {name: given.get(name, known.get(name, Any)) for name in parameters}
+    return Record(
+        {name: hint if parameters[name].default is inspect.Parameter.empty else Maybe(hint) for name, hint in fields.items()}, True
+    )
+
+
+def nullable(hint: Any) -> Check:
+    """What a check allows, or null; of an annotation, `hint | None`."""
+    return lambda value: None if value is None else fit(value, hint)
+
+
+def list_of(hint: Any, *, least: int = 0, most: int | None = None) -> Check:
+    """A list of so many values that each fit; it may have millions of strings."""
+
+    def check(value: Any) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= (len(value) if most is None else most):
+            raise Mismatch(value, f"a list of {least}" + (" or more" if most is None else "") if least else "a list")
+        if hint is str and set(map(type, value)) <= {str}:
+            return value
+        return [_below(place, one, hint) for place, one in enumerate(value)]
+
+    return check
+
+
+def map_of(hint: Any, *, keys: Any = str, least: int = 0) -> Check:
+    """An object of at least so many keys, whose values each fit."""
+
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) < least:
+            raise Mismatch(value, "an object" if not least else f"an object of {least} or more keys")
+        return {_below("a key", key, keys): _below(key, one, hint) for key, one in value.items()}
+
+    return check
+
+
+def some_text(value: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise Mismatch(value, "a string that is not empty" if isinstance(value, str) else "a string")
+    return value
+
+
+def text_id(value: Any) -> str:
+    """The id of a text: a string that is not empty, or a whole number, which stands for its digits."""
+    if mismatch(value, int) and (not isinstance(value, str) or not value):
+        raise Mismatch(value, "an id, a string that is not empty")
+    return str(value)
+
+
+def relative(value: Any) -> str:
+    """The name of a file below the folder that a description stands in; "" is the folder itself.
+
+    Symbolic links are followed wherever they lead: the hub's cache consists of them.
+    """
+    name: str = fit(value, str)
+    if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or "\\" in name:
+        raise Mismatch(value, "the name of a file in the same folder")
+    return name
+
+
+def file_name(value: Any) -> str:
+    """The name of a file beside the description."""
+    if Path(some_text(value)).name != relative(value):
+        raise Mismatch(value, "the name of a file in the same folder")
+    return str(value)
+
+
+def fit(value: Any, hint: Any) -> Any:
+    """The value, with defaults of keys that an object lacks.
+
+    Args:
+        value: of a setting, or of JSON.
+        hint: an annotation, or a check such as `Record`.
+
+    Raises:
+        Mismatch: the annotation does not allow it.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, Record | types.FunctionType):
+        return hint(value)
     if origin is Annotated and PATH in arguments:
-        return "a string" if not _is_text(value) else LOCAL if _is_foreign(value) else None
-    if origin is Annotated:
-        ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
-        return _wanted(value, arguments[0]) or next(filter(None, (_outside(value, range_) for range_ in ranges)), None)
-    if origin in (typing.Union, types.UnionType):
-        return _wanted_of_several(value, arguments)
-    if origin is Literal:
-        return _wanted_choice(value, arguments)
-    if origin in (tuple, list, collections.abc.Sequence):
-        return _wanted_sequence(value, arguments, origin is tuple and Ellipsis not in arguments)
-    if origin in (dict, collections.abc.Mapping):
-        return _wanted_mapping(value, arguments)
-    if origin is collections.abc.Callable or hint is Callable:
-        return None if callable(value) else "a function"
-    return _wanted_type(value, hint)
+        if not isinstance(value, str) or _is_foreign(value):
+            raise Mismatch(value, LOCAL if isinstance(value, str) else "a string")
+    elif origin is Annotated:
+        fit(value, arguments[0])
+        if outside := next(filter(None, (_outside(value, one) for one in arguments[1:] if isinstance(one, Range))), None):
+            raise Mismatch(value, outside)
+    elif origin in (typing.Union, types.UnionType):
+        return _fit_one_of(value, arguments)
+    elif origin is Literal:
+        if not any(type(value) is type(choice) and value == choice for choice in arguments):
+            raise Mismatch(value, _choices(value, arguments))
+    elif origin in (tuple, list, collections.abc.Sequence):
+        return _fit_sequence(value, arguments, origin)
+    elif origin in (dict, collections.abc.Mapping):
+        if not isinstance(value, collections.abc.Mapping):
+            raise Mismatch(value, "a dictionary")
+        return {_below("a key", key, arguments[0]): _below(key, entry, arguments[1]) for key, entry in value.items()}
+    elif expected := _expected_type(value, hint, origin):
+        raise Mismatch(value, expected)
+    return value
+
+
+def _below(key: Any, value: Any, hint: Any) -> Any:
+    """`fit` of what an object or a list holds under a key."""
+    try:
+        return fit(value, hint)
+    except Mismatch as error:
+        raise Mismatch(error.found, error.expected, (key, *error.keys)) from None
 
 
 def _outside(value: float | int, allowed: Range) -> str | None:
@@ -267,62 +431,52 @@ def _outside(value: float | int, allowed: Range) -> str | None:
     return None
 
 
-def _wanted_of_several(value: Any, options: Sequence[Any]) -> str | None:
-    found = [_wanted(value, option) for option in options]
-    if None in found:
-        return None
-    wanted = [text for text, option in zip(found, options, strict=True) if option is not types.NoneType]
+def _fit_one_of(value: Any, options: Sequence[Any]) -> Any:
+    faults = []
+    for option in options:
+        try:
+            return fit(value, option)
+        except Mismatch as error:
+            faults.append(error)
+    if nested := [fault for fault in faults if fault.keys]:
+        raise nested[0]
+    expected = [fault.expected for fault, option in zip(faults, options, strict=True) if option is not types.NoneType]
     # A string that is an address is refused as such, whatever else could stand there.
-    wanted = [LOCAL] if LOCAL in wanted else wanted
-    return " or ".join(map(str, wanted)) + (", or None" if types.NoneType in options else "")
+    expected = [LOCAL] if LOCAL in expected else expected
+    raise Mismatch(value, " or ".join(expected) + (", or None" if types.NoneType in options else ""))
 
 
-def _wanted_choice(value: Any, choices: Sequence[Any]) -> str | None:
-    if any(type(value) is type(choice) and value == choice for choice in choices):
-        return None
-    near = difflib.get_close_matches(value, [choice for choice in choices if isinstance(choice, str)], 1) if _is_text(value) else []
-    hint = f" (did you mean {near[0]!r}?)" if near and len(choices) > 1 else ""
+def _choices(value: Any, choices: Sequence[Any]) -> str:
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    near = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) and len(choices) > 1 else []
     *first, last = map(repr, choices)
-    return (f"{', '.join(first)} or {last}" if first else last) + hint
+    return (f"{', '.join(first)} or {last}" if first else last) + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
-def _wanted_sequence(value: Any, entries: Sequence[Any], is_fixed: bool) -> str | None:
-    if _is_text(value):
-        return f'a tuple, such as ("{value}",)'
-    if not isinstance(value, collections.abc.Sequence):
-        return "a tuple"
-    if is_fixed and len(value) != len(entries):
-        return f"a tuple of {len(entries)}"
-    for number, entry in enumerate(value):
-        if entries and (wanted := _wanted(entry, entries[number] if is_fixed else entries[0])):
-            return f"a tuple with {wanted} in the place of {shown(entry)}"
-    return None
+def _fit_sequence(value: Any, entries: Sequence[Any], origin: Any) -> Any:
+    is_fixed, kind = origin is tuple and Ellipsis not in entries, "a list" if origin is list else "a tuple"
+    if isinstance(value, str):
+        raise Mismatch(value, f'{kind}, such as ("{value}",)' if origin is not list else kind)
+    if not isinstance(value, collections.abc.Sequence) or (is_fixed and len(value) != len(entries)):
+        raise Mismatch(value, kind + (f" of {len(entries)}" if is_fixed else ""))
+    return [_below(place, one, entries[place] if is_fixed else entries[0]) for place, one in enumerate(value)]
 
 
-def _wanted_mapping(value: Any, arguments: Sequence[Any]) -> str | None:
-    if not isinstance(value, collections.abc.Mapping):
-        return "a dictionary"
-    for key, entry in value.items() if arguments else ():
-        if wanted := _wanted(key, arguments[0]):
-            return f"a dictionary with {wanted} in the place of the key {shown(key)}"
-        if wanted := _wanted(entry, arguments[1]):
-            return f"a dictionary with {wanted} in the place of {shown(entry)}"
-    return None
-
-
-def _wanted_type(value: Any, hint: Any) -> str | None:
+def _expected_type(value: Any, hint: Any, origin: Any) -> str | None:
+    """The type that a value should have; None if it has it."""
+    if origin is collections.abc.Callable or hint is Callable:
+        return None if callable(value) else "a function"
     if hint is None or hint is types.NoneType:
         return None if value is None else "None"
     if hint is bool:
         return None if isinstance(value, bool) else "True or False"
     if hint is int:
-        return None if _is_number(value, numbers.Integral) else _whole(value)
+        return None if isinstance(value, numbers.Integral) and not isinstance(value, bool) else _whole(value)
     if hint is float:
-        if not _is_number(value, numbers.Real):
-            return "a number"
-        return None if _is_finite(value) else "a finite number"
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        return "a number" if not is_number else None if _is_finite(value) else "a finite number"
     if hint is str:
-        return None if _is_text(value) else "a string"
+        return None if isinstance(value, str) else "a string"
     if hint in (Any, object) or not inspect.isclass(hint):
         return None  # anything, or a type variable
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
@@ -339,14 +493,6 @@ def _is_foreign(path: str) -> bool:
     from de_jax.files import addresses  # most paths are here
 
     return addresses.foreign(path) is not None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:

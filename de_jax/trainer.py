@@ -22,11 +22,11 @@ from de_jax import command, recipe_checks, recipe_file
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import addresses
 from de_jax.hooks import make_hooks, run_of
-from de_jax.interop.fine_tuning import initial_params, unused_of
+from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
-from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
@@ -78,7 +78,7 @@ def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 
 
 def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
-    start = time.monotonic()
+    began = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
@@ -96,7 +96,8 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             max_doc_length=part.doc.max_length,
             has_negatives=part.has_negatives,
         )
-    _check_vocabularies(recipe.model, data)
+    for tower, tokenizer in _tokenizers(data).items():
+        recipe.model.check_vocabulary(tower, tokenizer.vocab_size)
     recipe_checks.check_parts(
         recipe,
         has_mined=bool(data.all_mined),
@@ -111,8 +112,10 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             mined.check()
     describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
     recipe_file.check_continues(recipe, run_dir)
-    if recipe.initialization.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
-        keep_unused(run_dir, unused_of(recipe.initialization.init_from))
+    start = recipe.initialization
+    if start.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
+        check_tokenizers(start.init_from, _tokenizers(data), abstract.all_params, new=start.init_new)
+        keep_unused(run_dir, unused_of(start.init_from))
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),
@@ -133,7 +136,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
-        "seconds": round(time.monotonic() - start, 1),
+        "seconds": round(time.monotonic() - began, 1),
         **_counts(recipe, state),
         "stopped": stop.reason if stop else None,
     }
@@ -174,7 +177,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.recipe:
         recipe = Recipe.load(args.recipe, allow_imports=args.allow_imports)
     else:
-        recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
+        with continuing(Path(args.run_dir)) if args.run_dir else contextlib.nullcontext():
+            recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
         print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
     else:
@@ -257,10 +261,8 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
         mined.begin(run.start_step, known)
 
 
-def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
-    """Whether both towers have vectors for every token."""
-    for tower, side in (("query", data.query), ("doc", data.doc)):
-        model.check_vocabulary(tower, side.tokenizer.vocab_size)
+def _tokenizers(data: TrainingSet) -> dict[str, Tokenizer]:
+    return {"query": data.query.tokenizer, "doc": data.doc.tokenizer}
 
 
 def _parser() -> command.Parser:

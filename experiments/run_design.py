@@ -50,7 +50,8 @@ from typing import Any, NamedTuple
 
 from de_jax import command
 from de_jax.data.text import beir
-from de_jax.files import outputs, schema
+from de_jax.files import outputs
+from de_jax.settings import Maybe, Mismatch, Record, list_of, map_of, some_text
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.types import InputError
@@ -62,38 +63,38 @@ from reproduction.yaml_files import read_yaml
 def _written(value: Any) -> str:
     """A text, or a number as it is written."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise schema.Mismatch(value, "a text or a number")
+        raise Mismatch(value, "a text or a number")
     return str(value)
 
 
-_TEXTS = schema.Maybe(schema.texts, [])
-_SETTINGS = schema.Maybe(schema.map_of(lambda value: value), {})
-_GRID = schema.map_of(schema.list_of(_written, least=1))
-_SET = {"dataset_dir": schema.some_text, "settings": _SETTINGS, "elsewhere": _TEXTS}
-_STAGE = {"recipe": schema.some_text, "use": _TEXTS, "settings": _SETTINGS}
+_TEXTS = Maybe(list_of(str), [])
+_SETTINGS = Maybe(map_of(Any), {})
+_GRID = map_of(list_of(_written, least=1))
+_SET = {"dataset_dir": some_text, "settings": _SETTINGS, "elsewhere": _TEXTS}
+_STAGE = {"recipe": some_text, "use": _TEXTS, "settings": _SETTINGS}
 _ARM = {
-    "start": schema.Maybe(schema.text, ""),
-    "grid": schema.Maybe(_GRID, {}),
-    "stages": schema.list_of(schema.record(_STAGE, only=True), least=1),
+    "start": Maybe(str, ""),
+    "grid": Maybe(_GRID, {}),
+    "stages": list_of(Record(_STAGE, only=True), least=1),
     "then": _TEXTS,
-    "evaluate": schema.Maybe(schema.texts, None),
+    "evaluate": Maybe(list_of(str), None),
 }
-DESIGN = schema.record(
+DESIGN = Record(
     {
-        **dict.fromkeys(("question", "success", "cost", "measure"), schema.some_text),
+        **dict.fromkeys(("question", "success", "cost", "measure"), some_text),
         **designs.FIELDS,
-        "prepare": schema.Maybe(schema.map_of(schema.some_text), {}),
-        "sets": schema.map_of(schema.record(_SET, only=True), least=1),
+        "prepare": Maybe(map_of(some_text), {}),
+        "sets": map_of(Record(_SET, only=True), least=1),
         "grid": _GRID,
-        "choose": schema.record(dict.fromkeys(("set", "split", "seed", "measure"), _written), only=True),
-        "seeds": schema.list_of(_written, least=1),
-        "start": schema.Maybe(schema.text, ""),
+        "choose": Record(dict.fromkeys(("set", "split", "seed", "measure"), _written), only=True),
+        "seeds": list_of(_written, least=1),
+        "start": Maybe(str, ""),
         "settings": _SETTINGS,
-        "factors": schema.Maybe(schema.map_of(schema.map_of(lambda value: value)), {}),
-        "arms": schema.map_of(schema.record(_ARM, only=True), least=1),
+        "factors": Maybe(map_of(map_of(Any)), {}),
+        "arms": map_of(Record(_ARM, only=True), least=1),
         "evaluate": _TEXTS,
         "after": _TEXTS,
-        "compare": schema.list_of(schema.record({"beside": schema.some_text, "arms": schema.texts}, only=True)),
+        "compare": list_of(Record({"beside": some_text, "arms": list_of(str)}, only=True)),
     },
     only=True,
 )

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
 from de_jax.losses.in_batch import in_batch_softmax

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from de_jax.data.text import beir
 from de_jax.evaluation import first_ranks, metrics
 from de_jax.evaluation.report import kept_ranking
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
+from de_jax.settings import list_of, map_of
 from de_jax.types import InputError
 from reproduction.commands import RunCommand
 from reproduction.needs import Needs, Run, Source, Sources
@@ -109,9 +110,9 @@ class Reproduction:
         self.jobs = jobs_of(paper, chosen, seeds, sources)
         self._settings, self._run_command = list(settings), run_command
         self._data_dir = str(sources.data_dir.absolute())
-        of_run = {"data_dir": schema.text, "settings": schema.texts, "seconds": schema.number()}
+        of_run = {"data_dir": str, "settings": list_of(str), "seconds": float}
         self._trained = Records(out_dir / TRAINED_FILE, ("run",), of_run)
-        scored = {"scores": schema.map_of(schema.number()), "per_query": schema.text, "seconds": schema.number()}
+        scored = {"scores": map_of(float), "per_query": str, "seconds": float}
         self._scores = Records(out_dir / "scores.jsonl", ("run", "command"), scored)
         for job in self.jobs:
             self._check_same(job)
@@ -162,9 +163,9 @@ class Reproduction:
         record = self._scores.get(run.folder, self.paper.evaluations[evaluation].command)
         if record is None or not record["per_query"]:
             return None
-        found: PerQuery = schema.read(
+        found: PerQuery = reading.read_json(
             self.out_dir / record["per_query"],
-            schema.map_of(schema.map_of(schema.number())),
+            map_of(map_of(float)),
             mend="remove its line in scores.jsonl",
         )
         return found.get(score_name(measure))

@@ -8,8 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.files import schema
 from de_jax.reports.tables import text_table
+from de_jax.settings import Maybe, Record, list_of, some_text, text_id
 from de_jax.types import InputError
 from reproduction.yaml_files import read_yaml
 
@@ -121,16 +121,16 @@ def _read(path: Path) -> Design | None:
 
 def _names(value: Any) -> tuple[str, ...]:
     """One name or several; a number of a table counts as its digits."""
-    return tuple(schema.text_id(one) for one in (value if isinstance(value, list) else [value]))
+    return tuple(text_id(one) for one in (value if isinstance(value, list) else [value]))
 
 
-_TEXTS = schema.list_of(schema.some_text)
+_TEXTS = list_of(some_text)
 FIELDS = {
-    "paper": schema.Maybe(_names),
-    "table": schema.Maybe(_names, ()),
-    "commands": schema.Maybe(_TEXTS),
-    "needs": schema.Maybe(_TEXTS, []),
-    "results": schema.Maybe(schema.some_text, ""),
+    "paper": Maybe(_names),
+    "table": Maybe(_names, ()),
+    "commands": Maybe(_TEXTS),
+    "needs": Maybe(_TEXTS, []),
+    "results": Maybe(some_text, ""),
 }
 """The fields of a design that are read here."""
-_DESIGN = schema.record(FIELDS)
+_DESIGN = Record(FIELDS)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import gin_settings
-from de_jax.files import schema
 from de_jax.gin_settings import RECIPES_DIR, Setting
+from de_jax.settings import Check, Maybe, Record, list_of, map_of, relative, some_text
 from de_jax.types import InputError
 from reproduction import tables
 from reproduction.yaml_files import read_yaml
@@ -184,31 +184,31 @@ def _is_recipe(name: str) -> bool:
     return (RECIPES_DIR / RECIPES / f"{name}.gin").is_file()
 
 
-_TEXTS, _FILES = schema.list_of(schema.some_text), schema.list_of(schema.some_text, least=1)
-_LINES = schema.Maybe(_TEXTS, ())
-_DATA: dict[str, schema.Check | schema.Maybe] = {
-    "what": schema.some_text,
-    "from": schema.Maybe(schema.some_text, ""),
-    "put": schema.relative,
+_TEXTS, _FILES = list_of(some_text), list_of(some_text, least=1)
+_LINES = Maybe(_TEXTS, ())
+_DATA: dict[str, Check | Maybe] = {
+    "what": some_text,
+    "from": Maybe(some_text, ""),
+    "put": relative,
     "files": _FILES,
     **dict.fromkeys(("make", "needs"), _LINES),
 }
-_MODEL: dict[str, schema.Check | schema.Maybe] = {
-    "from": schema.Maybe(schema.some_text, ""),
-    "files": schema.Maybe(_FILES, ("config.json", "*.safetensors", "tokenizer.json")),
+_MODEL: dict[str, Check | Maybe] = {
+    "from": Maybe(some_text, ""),
+    "files": Maybe(_FILES, ("config.json", "*.safetensors", "tokenizer.json")),
     **dict.fromkeys(("make", "needs"), _LINES),
-    "sizes": schema.Maybe(schema.map_of(lambda value: value)),
+    "sizes": Maybe(map_of(Any)),
 }
-_TRAINING: dict[str, schema.Check | schema.Maybe] = {
+_TRAINING: dict[str, Check | Maybe] = {
     **dict.fromkeys(("data", "settings"), _LINES),
-    "stand_ins": schema.Maybe(schema.map_of(schema.some_text), {}),
+    "stand_ins": Maybe(map_of(some_text), {}),
 }
-_SOURCES = schema.record(
+_SOURCES = Record(
     {
-        "data": schema.map_of(schema.record(_DATA, only=True)),
-        "weights": schema.map_of(schema.record(_MODEL, only=True)),
-        "trainings": schema.map_of(schema.record(_TRAINING, only=True)),
-        "first_on": schema.Maybe(schema.map_of(schema.some_text), {}),
+        "data": map_of(Record(_DATA, only=True)),
+        "weights": map_of(Record(_MODEL, only=True)),
+        "trainings": map_of(Record(_TRAINING, only=True)),
+        "first_on": Maybe(map_of(some_text), {}),
     },
     only=True,
 )

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import schema
 from de_jax.planner import outline
+from de_jax.settings import Record
 from reproduction import stand_ins
 from reproduction.cells import Job, Missing, Reproduction, cells_of
 from reproduction.commands import RunCommand
@@ -36,7 +36,7 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         InputError: settings that a recipe refuses, or `plan_run` failed, as with an unknown topology.
     """
     outlines: dict[tuple[str, str], dict[str, Any]] = {}
-    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": schema.record({})})
+    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": Record({})})
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         missing = stand_ins.StandIns(Path(folder))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import outputs, schema
+from de_jax import settings
+from de_jax.files import outputs, reading
 from de_jax.files.reading import is_there
 
 Record = dict[str, Any]
@@ -25,10 +26,10 @@ class Records:
         InputError: a malformed line; names it.
     """
 
-    def __init__(self, path: Path, key: tuple[str, ...], fields: Mapping[str, schema.Check]) -> None:
+    def __init__(self, path: Path, key: tuple[str, ...], fields: Mapping[str, Any]) -> None:
         self._path, self._key = path, key
-        check = schema.record({**dict.fromkeys(key, schema.text), **fields})
-        lines = schema.read_records(path, check) if is_there(path) else ()
+        check = settings.Record({**dict.fromkeys(key, str), **fields})
+        lines = reading.read_records(path, check) if is_there(path) else ()
         self._records = {self._of(record): record for _, record in lines}
 
     def get(self, *key: str) -> Record | None:

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import schema
 from de_jax.files.reading import parse_object
 from de_jax.reports import tables
+from de_jax.settings import Maybe, Record
 from de_jax.types import InputError
 from reproduction.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
 from reproduction.yaml_files import read_yaml
 
 RESULTS_DIR = "results"
 _LEVEL = 0.05  # of p
-_DESIGN = schema.record({"results": schema.Maybe(schema.text, "")})
+_DESIGN = Record({"results": Maybe(str, "")})
 
 
 def check_entry(name: str) -> None:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from de_jax.files import schema
-from de_jax.files.schema import Check, Mismatch
+from de_jax.settings import Check, Mismatch, file_name, list_of, map_of, of_class, some_text
 from de_jax.types import InputError
 from reproduction.yaml_files import read_yaml
 
@@ -294,7 +293,7 @@ def _check_names(file: Path, theme: Theme, entries: Mapping[str, Entry]) -> None
 
 def _rows(value: Any) -> list[list[str]]:
     """The rows of a Markdown table, which needs no line of dashes."""
-    lines = schema.some_text(value).splitlines()
+    lines = some_text(value).splitlines()
     rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines]
     for line, row in zip(lines, rows, strict=True):
         if not re.fullmatch(r"\|.*\|", line.strip()) or len(row) != len(rows[0]):
@@ -320,14 +319,14 @@ def _commit(value: Any) -> str:
     return value
 
 
-def _made(kind: Any, **given: Check) -> Callable[[Any], Any]:
+def _made(kind: Any, **given: Any) -> Callable[[Any], Any]:
     """A check for an object with the fields of a dataclass, which becomes one."""
-    check = schema.of_class(kind, **given)
+    check = of_class(kind, **given)
     return lambda value: kind(**check(value))
 
 
-def _list_of(kind: Any, **given: Check) -> Check:
-    return schema.list_of(_made(kind, **given))
+def _list_of(kind: Any, **given: Any) -> Check:
+    return list_of(_made(kind, **given))
 
 
 _NAME = re.compile(r"[a-z0-9_]+")
@@ -339,24 +338,24 @@ def _name(value: Any) -> str:
     return value
 
 
-_PICTURE = _made(Picture, file=schema.file_name, drawing=_made(Drawing, panels=_list_of(Panel)))
-_KEYS = schema.map_of(schema.list_of(_key, least=1))
+_PICTURE = _made(Picture, file=file_name, drawing=_made(Drawing, panels=_list_of(Panel)))
+_KEYS = map_of(list_of(_key, least=1))
 _SCORES = _list_of(
     Scores,
     columns=_KEYS,
     changes=_KEYS,
-    lines=schema.map_of(schema.map_of(lambda value: value), least=1),
+    lines=map_of(map_of(Any), least=1),
 )
 _ENTRY = _made(
     Entry,
     date=_day,
-    commits=schema.list_of(_commit),
+    commits=list_of(_commit),
     tables=_list_of(Table, rows=_rows, scores=_SCORES),
-    pictures=schema.list_of(_PICTURE),
+    pictures=list_of(_PICTURE),
 )
 _PAPER = _made(
     Paper,
     picture=_PICTURE,
-    claims=_list_of(Claim, here=schema.constant(*OUTCOMES)),
+    claims=_list_of(Claim, here=Literal[OUTCOMES]),
 )
-_THEME = _made(Theme, entries=schema.map_of(_ENTRY, keys=_name, least=1), papers=schema.list_of(_PAPER))
+_THEME = _made(Theme, entries=map_of(_ENTRY, keys=_name, least=1), papers=list_of(_PAPER))

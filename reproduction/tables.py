@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from de_jax.files import schema
+from de_jax.settings import Maybe, Range, Record, list_of, map_of, of_class, some_text
 from de_jax.types import InputError
 from reproduction.yaml_files import read_yaml
 
@@ -143,45 +143,45 @@ def _tuples(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published(value: Any) -> Published:
-    return value if value is None or isinstance(value, str) else float(schema.number()(value))
+    return value if value is None or isinstance(value, str) else float(float(value))
 
 
 def _recipe(value: Any) -> Any:
-    return value if isinstance(value, str) else schema.map_of(schema.some_text, least=1)(value)
+    return value if isinstance(value, str) else map_of(some_text, least=1)(value)
 
 
-_ROW = schema.of_class(Row, published=schema.list_of(_published, least=1), recipe=_recipe)
-_PAPER = schema.record(
+_ROW = of_class(Row, published=list_of(_published, least=1), recipe=_recipe)
+_PAPER = Record(
     {
-        "title": schema.some_text,
-        "evaluations": schema.map_of(
-            schema.record(
+        "title": some_text,
+        "evaluations": map_of(
+            Record(
                 {
-                    "command": schema.some_text,
-                    "data": schema.list_of(schema.some_text, least=1),
-                    "per_query": schema.Maybe(schema.some_text, ""),
+                    "command": some_text,
+                    "data": list_of(some_text, least=1),
+                    "per_query": Maybe(some_text, ""),
                 },
                 only=True,
             )
         ),
-        "columns": schema.map_of(
-            schema.record(
+        "columns": map_of(
+            Record(
                 {
-                    **dict.fromkeys(("training", "evaluation", "measure", "why_not"), schema.Maybe(schema.some_text, "")),
-                    "mean_of": schema.Maybe(schema.list_of(schema.some_text, least=1), ()),
+                    **dict.fromkeys(("training", "evaluation", "measure", "why_not"), Maybe(some_text, "")),
+                    "mean_of": Maybe(list_of(some_text, least=1), ()),
                 },
                 only=True,
             ),
             least=1,
         ),
-        "tables": schema.map_of(
-            schema.record(
+        "tables": map_of(
+            Record(
                 {
-                    "title": schema.some_text,
-                    "columns": schema.list_of(schema.some_text, least=1),
-                    "rows": schema.list_of(_ROW, least=1),
-                    "percent": schema.Maybe(schema.flag, False),
-                    "digits": schema.Maybe(schema.integer(0, 9), 3),
+                    "title": some_text,
+                    "columns": list_of(some_text, least=1),
+                    "rows": list_of(_ROW, least=1),
+                    "percent": Maybe(bool, False),
+                    "digits": Maybe(Annotated[int, Range(0, 9)], 3),
                 },
                 only=True,
             ),

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from de_jax.files.reading import read_bytes
-from de_jax.files.schema import Check, Mismatch
+from de_jax.settings import Check, Mismatch
 from de_jax.types import InputError
 
 MAX_YAML_BYTES, MAX_DEPTH = 4 << 20, 64
@@ -23,7 +23,7 @@ def read_yaml(path: str | Path, check: Check | None = None, *, mend: str = "corr
 
     Args:
         path: the file.
-        check: a check of `files.schema` for the value; by default every value passes.
+        check: a check of the value, such as `settings.Record`; by default every value passes.
         mend: the fix for a value that does not pass, for the error message.
 
     Raises:

@@ -23,7 +23,7 @@ def register(
 
     Args:
         name: of the task.
-        dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
+        dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/; or a table of queries and documents.
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         min_relevance: pairs judged lower are left out.
         skip_empty: yield empty texts instead of refusing them, for `seqio_pairs` or `export_batches` to leave out.

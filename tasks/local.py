@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import schema
 from de_jax.files.reading import parse_json, read_lines
+from de_jax.settings import text_id
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -55,5 +55,5 @@ def _with_ids(record: Any, skip_empty: bool) -> registering.Record:
             raise ValueError(f"expected an object with the string '{side}'")
         registering.require_text(text, f"the {side}", skip_empty)
         found[side] = text.strip()
-        found[f"{side}_id"] = schema.text_id(record.get(f"{side}_id", registering.text_id(text.strip())))
+        found[f"{side}_id"] = text_id(record.get(f"{side}_id", registering.text_id(text.strip())))
     return found

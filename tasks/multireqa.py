@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.files import schema
+from de_jax.files import reading
+from de_jax.settings import Count, Record, list_of, some_text, text_id
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -21,18 +22,16 @@ class _Question(NamedTuple):
     answers: list[tuple[int, int]]  # first and last character of each answer in the context
 
 
-_CANDIDATE = schema.record({"candidate_id": schema.some_text, "response_start": schema.integer(), "response_end": schema.integer()})
-_QUESTIONS = schema.record(
+_CANDIDATE = Record({"candidate_id": some_text, "response_start": Count, "response_end": Count})
+_QUESTIONS = Record(
     {
-        "context": schema.text,
-        "qas": schema.list_of(
-            schema.record(
+        "context": str,
+        "qas": list_of(
+            Record(
                 {
-                    "qid": schema.text_id,
-                    "question": schema.text,
-                    "detected_answers": schema.list_of(
-                        schema.record({"char_spans": schema.list_of(schema.list_of(schema.integer(), least=2, most=2))})
-                    ),
+                    "qid": text_id,
+                    "question": str,
+                    "detected_answers": list_of(Record({"char_spans": list_of(list_of(Count, least=2, most=2))})),
                 }
             )
         ),
@@ -42,7 +41,7 @@ _QUESTIONS = schema.record(
 
 def _questions(value: Any) -> dict[str, Any]:
     """A context with its questions, or the header, which has none."""
-    found: dict[str, Any] = schema.record({})(value)
+    found: dict[str, Any] = Record({})(value)
     return found if "header" in found else _QUESTIONS(found)  # type: ignore[no-any-return]
 
 
@@ -91,7 +90,7 @@ def _read_sentences(*paths: Path) -> Iterator[registering.Record]:
 def _candidates(questions_file: Path, candidates_file: Path) -> Iterator[tuple[str, _Question, int, int]]:
     """Yields (question id, question, first character of a sentence of its context, character after the last)."""
     questions = _read_questions(questions_file)
-    for line, record in schema.read_records(candidates_file, _CANDIDATE):
+    for line, record in reading.read_records(candidates_file, _CANDIDATE):
         candidate_id, start, end = record["candidate_id"], record["response_start"], record["response_end"]
         try:
             # "SearchQA_<question id>/_0_1", the data set's name and the numbers are not always there
@@ -110,7 +109,7 @@ def _candidates(questions_file: Path, candidates_file: Path) -> Iterator[tuple[s
 
 def _read_questions(path: Path) -> dict[str, _Question]:
     questions = {}
-    for _, record in schema.read_records(path, _questions):
+    for _, record in reading.read_records(path, _questions):
         for qa in record.get("qas", ()):
             spans = [(first, last) for answer in qa["detected_answers"] for first, last in answer["char_spans"]]
             questions[qa["qid"]] = _Question(qa["question"], record["context"], spans)

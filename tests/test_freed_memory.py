@@ -46,13 +46,26 @@ def test_scratch_memory_of_gibibytes_is_used_again_without_page_faults():
     assert kept > NUM_BYTES
 
 
-@pytest.mark.parametrize(
-    "settings", ["freed_memory._MOST_KEPT = -1 << 30", "freed_memory._SHORT = 1.1"], ids=["much is held", "little is left"]
-)
-@pytest.mark.parametrize("then", ["", "from de_jax import command; command.go_on_in_child()"], ids=["itself", "a child"])
-def test_free_memory_is_given_back_where_that_is_needed(settings, then):
+SPLIT = """
+blocks = [libc.malloc(ctypes.c_size_t(size)) for size in ({num_bytes}, 4096)]
+ctypes.memset(blocks[0], 1, {num_bytes})
+time.sleep(0.1)
+libc.free(blocks[0])
+small = libc.malloc(ctypes.c_size_t(1 << 20))  # in the space that is free now, so that a large block must lie elsewhere
+"""
+
+
+def test_a_block_that_is_too_small_for_the_next_need_is_given_back():
     num_bytes = 200 << 20
-    settings += "; freed_memory._SLACK = 20 << 20; freed_memory._SECONDS = 0.01"
+    quick = "freed_memory._SLACK = 20 << 20; freed_memory._SECONDS = 0.01"
+    for _, held in faults_and_bytes(num_bytes, quick, seconds=1.0, then=SPLIT.format(num_bytes=num_bytes)):
+        assert held < 1.5 * num_bytes
+
+
+@pytest.mark.parametrize("then", ["", "from de_jax import command; command.go_on_in_child()"], ids=["itself", "a child"])
+def test_free_memory_is_given_back_where_little_is_left(then):
+    num_bytes = 200 << 20
+    settings = "freed_memory._SHORT = 1.1; freed_memory._SLACK = 20 << 20; freed_memory._SECONDS = 0.01"
     for faults, held in faults_and_bytes(num_bytes, settings, seconds=0.1, then=then, patience=60.0):
         assert faults > num_bytes / resource.getpagesize() / 2
         assert held < num_bytes / 2

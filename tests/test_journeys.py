@@ -11,7 +11,7 @@ import sys
 import pytest
 
 WORDS = ("apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder")
-MOST_FILES = {"batch": 15, "train": 50}
+MOST_FILES = {"batch": 10, "train": 45}
 """From a csv, tokenized before, to a batch; and to the end of a training of two updates."""
 
 WALK = """
@@ -20,7 +20,7 @@ from functools import partial
 
 import de_jax
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.losses import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

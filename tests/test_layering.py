@@ -62,7 +62,7 @@ RULES = {
     "de_jax.data.text.nanobeir": DATA.allowing("pyarrow"),
     "de_jax.data.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
-    "de_jax.tasks": Rule(("types", "data", "files"), ("numpy", "seqio", "tensorflow")),
+    "de_jax.tasks": Rule(("types", "settings", "data", "files"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
     "de_jax.training.run.run_folder": TRAINING.allowing("safetensors"),
     "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
@@ -93,7 +93,7 @@ RULES = {
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
-    "de_jax.recipe_file": Rule(("types", "files", "training")),
+    "de_jax.recipe_file": Rule(("types", "settings", "files", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
@@ -270,6 +270,14 @@ def test_layers_import_in_one_direction():
 
 def test_importing_the_package_imports_nothing_else():
     assert loaded_by("import de_jax") == {"de_jax"}
+
+
+def test_the_face_of_data_loads_a_source_when_it_is_used():
+    assert loaded_by("import de_jax.data") == {"de_jax"}
+    names = "from de_jax.data import Curriculum, PairsOptions, beir_pairs, mixed_pairs, seqio_pairs, stored_pairs, table_pairs"
+    assert not loaded_by(f"{names}; import de_jax.data as data; assert set(data._MODULES) <= set(dir(data))") & {"jax", *HEAVY}
+    with pytest.raises(ImportError, match="no_such"):
+        from de_jax.data import no_such  # noqa: F401
 
 
 def test_no_module_loads_a_heavy_package():

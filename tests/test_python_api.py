@@ -442,7 +442,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),
-        "absent is not a folder; give one in the BEIR layout": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
+        "absent is neither a folder nor a table; give a data set": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
         r"measures is \[\]; give at least one": lambda: de_jax.evaluate(sde, tmp_path, measures=iter(())),
         "measures is 5; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures=5),
         "measures is 'RR'; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures="RR"),

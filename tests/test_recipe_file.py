@@ -11,8 +11,7 @@ from de_jax import recipe_file
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.pair_store import stored_pairs
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.combination import combined
 from de_jax.losses.in_batch import in_batch_softmax, samtone
@@ -109,6 +108,17 @@ def test_a_saved_recipe_is_the_same_again(tmp_path):
     assert (again.model, again.optimization, again.negatives) == (tuned.model, tuned.optimization, tuned.negatives)
     tuned.save(tmp_path / "other.json")
     assert (tmp_path / "other.json").read_bytes() == (tmp_path / "recipe.json").read_bytes()
+
+
+def test_a_recipe_of_before_names_the_place_that_a_source_had(tmp_path):
+    before = dataclasses.replace(
+        recipe(), data=functools.partial(table_pairs, "qa.csv", options=PairsOptions(tokenizer="spiece.model"))
+    )
+    before.save(tmp_path / "a.json")
+    told = (tmp_path / "a.json").read_text().replace("sources.pair_store.table_pairs", "sources.table_pairs.table_pairs")
+    (tmp_path / "a.json").write_text(told)
+    assert "sources.table_pairs" in told
+    assert Recipe.load(tmp_path / "a.json").data.func is table_pairs
 
 
 def test_what_a_file_does_not_hold_is_given_beside_it(tmp_path):

@@ -219,7 +219,7 @@ def test_model_file_gives_the_published_size(model):
         ("Optimization.num_steps", "has no value"),
         ("linear.warmup_steps=30000", "the run has 20000 steps"),
         ('Optimization.frozen=["docs/.*"]', "freeze pattern 'docs/.*' matches no parameter"),
-        ('DualEncoder.shared=("head",)', "DualEncoder.shared is .* 'encoder' or 'projection' in the place of 'head'"),
+        ('DualEncoder.shared=("head",)', r"DualEncoder.shared\[0\] is 'head'; it must be 'embedder', 'encoder' or 'projection'"),
         ("MACRO=3", "nothing in this recipe reads .*MACRO"),
     ],
 )

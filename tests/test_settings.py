@@ -7,6 +7,7 @@ import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import toy_run
 from flat_settings import flat
+from wrong_values import table
 
 from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
@@ -134,6 +136,11 @@ def test_any_value_of_any_setting_works_or_is_refused_in_one_sentence(configurab
     assert len(refused) >= 2 * len(settings_of(configurable))
 
 
+def test_each_setting_refuses_the_values_of_the_table():
+    """Written before settings and files had one checker; a new setting adds its line, see `wrong_values`."""
+    assert "\n".join(table()) + "\n" == (Path(__file__).parent / "golden" / "refused_values.txt").read_text()
+
+
 def test_every_setting_has_an_annotation():
     for configurable in ALL:
         names = set(inspect.signature(configurable).parameters)
@@ -166,7 +173,7 @@ def test_every_setting_has_an_annotation():
         ("Initialization.seed=one", "Initialization.seed is 'one'; it must be a whole number."),
         ("Optimization.num_steps=1e1", "Optimization.num_steps is 10.0; it must be a whole number, written 10."),
         ("Optimization.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
-        ("Optimization.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
+        ("Optimization.learning_rate_factors={'q/.*': -1.0}", "Optimization.learning_rate_factors['q/.*'] is -1.0; it must be at"),
         ("Recipe.model=@linear", "Recipe.model is linear; it must be DualEncoder(...)."),
         ("PairsOptions.length_multiple=0", "PairsOptions.length_multiple is 0; it must be at least 1."),
         ("PairsOptions.batch_size=0", "it must be at least 1."),

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_model(parser, "to analyse")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--max_docs", type=int, help="embed a sample of this many documents; default all")

@@ -38,7 +38,7 @@ KIND = "analysis of negatives"
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    groups, name = named("--groups", args.groups), Path(args.dataset_dir).resolve().name
+    groups, name = named("--groups", args.groups), beir.folder_of(args.dataset_dir).resolve().name
     out_dir = args.out_dir or args.run_dir / "analysis" / f"negatives-{name}-{args.split}"
     require_replaceable(out_dir, KIND)
     folders = named("--negatives", args.negatives)

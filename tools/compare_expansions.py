@@ -196,7 +196,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="runs to score; forms.png shows the last"
     )
     parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     parser.add_argument("--expansion", required=True, help="generated queries of the corpus, from de-jax doc2query")
     parser.add_argument(

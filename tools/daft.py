@@ -190,7 +190,7 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser.add_argument(
         "--which", choices=("first", "spread"), default="first", help="choice of the model's layers (default first)"
     )
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, selects checkpoints")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table; its dev split, if any, selects checkpoints")
     parser.add_argument("--test_split", default="test", help="split for the scores (default test)")
     parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="output folder (default runs/daft)")
     parser.add_argument(

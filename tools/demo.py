@@ -72,7 +72,7 @@ def check_port(host: str, port: int) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_model(parser, "to try", dtype=False)
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table with the corpus")
     parser.add_argument("--compare", help="a second run, folder or hub name, in a column of its own")
     parser.add_argument("--compare_step", help="checkpoint of --compare")
     input_policy.add_flags(parser)

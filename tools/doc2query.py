@@ -168,7 +168,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     for action in actions.choices.values():
         input_policy.add_flags(action)
         if "--dataset_dirs" not in action._option_string_actions:
-            action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+            action.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table")
             action.add_argument("--out_dir", required=True, help="folder of the expansion")
             action.add_argument(
                 "--docs_per_part", type=int, default=4096, help="documents per part; a stopped command continues with the next part"
@@ -177,7 +177,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders")
+    parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders or tables")
     parser.add_argument("--split", default="train", help="split of the training pairs")
     parser.add_argument("--run_dir", required=True, help="folder of the run; a run in it continues")
     parser.add_argument("--init_from", help="a run, a folder or a name on the hub")

@@ -67,7 +67,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_model(parser, "with the document tower")
     texts = parser.add_mutually_exclusive_group(required=True)
-    texts.add_argument("--dataset_dir", help="a BEIR folder")
+    texts.add_argument("--dataset_dir", help="a BEIR folder or a table")
     texts.add_argument("--corpus", help="a corpus file, .jsonl or .tsv, plain or .gz")
     parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     texts = parser.add_mutually_exclusive_group(required=True)
-    texts.add_argument("--dataset_dir", help="a BEIR folder")
+    texts.add_argument("--dataset_dir", help="a BEIR folder or a table")
     texts.add_argument("--pairs_dir", help="a folder of pairs; its texts are decoded from their tokens")
     input_policy.add_flags(parser)
     parser.add_argument("--model", required=True, help="the guide: a run, or any model that import_model reads")

@@ -44,8 +44,8 @@ def _mean_of_parts(folder: Path, reports: list[Report]) -> Report:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     datasets = parser.add_mutually_exclusive_group(required=True)
-    datasets.add_argument("--dataset_dir", help="a BEIR folder")
-    datasets.add_argument("--dataset_dirs", nargs="+", help="several BEIR folders; one row of the table each")
+    datasets.add_argument("--dataset_dir", help="a BEIR folder or a table")
+    datasets.add_argument("--dataset_dirs", nargs="+", help="several BEIR folders or tables; one row of the table each")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     arguments.add(parser, measures=metrics.MEASURES, beir=True)
     return arguments.parsed(parser, argv)

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     policy = arguments.policy(args)
     if args.min_relevance != 1:
         raise InputError("a passage has an answer or has none; leave --min_relevance out.")
-    folder = args.dataset_dir.resolve()
+    folder = beir.folder_of(args.dataset_dir).resolve()
     strings = answers.read(args.answers or beir.find_file(folder, "answers"))
     task = Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), {}, strings)
     report = evaluate(task, policy, arguments.run(args))
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in the BEIR layout")
+    parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries: a BEIR folder or a table")
     parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, plain or .gz")
     arguments.add(parser, measures=answers.MEASURES)
     return arguments.parsed(parser, argv)

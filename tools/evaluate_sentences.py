@@ -80,7 +80,7 @@ def _bm25_ranks(task: Task, policy: Policy, min_relevance: int) -> first_ranks.R
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with sentences as documents")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table with sentences as documents")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     parser.add_argument("--out_ranks", help="keep the rank of each query's first correct sentence in this JSON file")
     arguments.add(parser, measures=MEASURES)

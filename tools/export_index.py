@@ -105,7 +105,7 @@ def _number(name: str, value: str) -> int:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_model(parser, "that embeds")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table with the corpus")
     parser.add_argument("--to", required=True, choices=("parquet", "milvus"), help="file format or engine to write")
     parser.add_argument("--out", type=Path, help="a new file, for parquet")
     parser.add_argument("--uri", type=str, help="Milvus: an address such as http://localhost:19530, or a file ending in .db")

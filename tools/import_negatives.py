@@ -74,7 +74,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_table(parser)
     of = parser.add_mutually_exclusive_group(required=True)
-    of.add_argument("--dataset_dir", type=Path, help="a BEIR folder with the training pairs")
+    of.add_argument("--dataset_dir", type=Path, help="a BEIR folder or a table with the training pairs")
     of.add_argument("--pairs_dir", type=Path, help="or a folder written by import_pairs")
     parser.add_argument("--split_of_pairs", default="train", help="split of --dataset_dir (default train)")
     parser.add_argument(

@@ -23,8 +23,8 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.sources import pair_store, table_pairs, table_store
-from de_jax.data.sources.table_store import Tables
+from de_jax.data.sources import pair_store, table_store, table_texts
+from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
             parser.refuse(args, ["dev_fraction"], beside=f"--{flag}")
     table = arguments.table(args)
     files_of(table)  # refused before a model is fetched
-    tables = table_pairs.tables_of(table, dev_path=args.dev_table, dev_split=args.dev_split, dev_fraction=args.dev_fraction)
+    tables = pair_store.tables_of(table, dev_path=args.dev_table, dev_split=args.dev_split, dev_fraction=args.dev_fraction)
     read: list[Reading] = []
     report = _write_beir(args, tables, read) if args.format == "beir" else _write_pairs(args, tables, read)
     print(json.dumps(report | _rows_read(read)))
@@ -56,13 +56,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def _write_beir(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:
     folders.require_replaceable(args.out_dir, beir.BEIR_KIND)
-    return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, tables, read)}
+    return {"dataset_dir": str(args.out_dir), **table_texts.write_beir(args.out_dir, tables, read)}
 
 
 def _write_pairs(args: argparse.Namespace, tables: Tables, read: list[Reading]) -> dict[str, Any]:
     """Writes a folder of pairs, unless the same was written before."""
     tokenizers = _tokenizers(args)
-    made_from = table_pairs.fingerprint(tables, tokenizers)
+    made_from = pair_store.fingerprint_of(tables, tokenizers)
     store = _open(args.out_dir, made_from) or table_store.write_pairs(args.out_dir, tables, tokenizers, made_from, read)
     return {
         "pairs_dir": str(args.out_dir),

@@ -49,7 +49,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--dataset_dir", type=Path, help="a BEIR folder with the queries")
+    source.add_argument("--dataset_dir", type=Path, help="a BEIR folder or a table with the queries")
     source.add_argument("--queries", type=Path, help="a file with one query a line")
     parser.add_argument("--split", default="test", help="split of the BEIR folder (default test)")
     input_policy.add_flags(parser)

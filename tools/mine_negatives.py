@@ -82,7 +82,7 @@ def _mine_by_run(
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = arguments.model(args)
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
-    name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
+    name, passages = beir.folder_of(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingPairs(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     texts = texts.with_equal_texts(run.query, run.doc)
 
@@ -99,7 +99,7 @@ def _mine_by_run(
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table")
     parser.add_argument("--split", default="train", help="split of the pairs (default train)")
     input_policy.add_flags(parser, identical_ids=True)
     by = parser.add_mutually_exclusive_group(required=True)

@@ -67,7 +67,7 @@ def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, dic
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     pairs = parser.add_mutually_exclusive_group(required=True)
-    pairs.add_argument("--dataset_dir", help="a BEIR folder")
+    pairs.add_argument("--dataset_dir", help="a BEIR folder or a table")
     pairs.add_argument("--pairs_dir", help="a folder of pairs; its texts are decoded from their tokens")
     parser.add_argument("--split", default="train", help="split of --dataset_dir with the pairs (default train)")
     parser.add_argument(

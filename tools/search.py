@@ -73,7 +73,7 @@ def _ask() -> str:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_model(parser, "to search with")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table with the corpus")
     parser.add_argument("--query", type=str, help="one query; default a prompt")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     input_policy.add_flags(parser)

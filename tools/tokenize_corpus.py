@@ -21,8 +21,8 @@ from typing import Any
 from de_jax import command
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy, tokenizing, vocabulary_training
-from de_jax.files import outputs, reading, schema
-from de_jax.settings import Seed, numeric
+from de_jax.files import outputs, reading
+from de_jax.settings import Record, Seed, numeric
 from de_jax.types import InputError
 
 
@@ -62,7 +62,7 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
         wanted["wordpiece"] = True
     names = (tokenizing.SENTENCEPIECE_FILE, tokenizing.TOKENIZER_JSON_FILE)
     record, model_file = args.tokenizer / "training.json", args.tokenizer / names[args.wordpiece]
-    if record.is_file() and model_file.is_file() and schema.read(record, schema.record({})) == wanted:
+    if record.is_file() and model_file.is_file() and reading.read_json(record, Record({})) == wanted:
         return
     if any((args.tokenizer / name).exists() for name in names):
         raise InputError(f"{args.tokenizer} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
@@ -79,7 +79,7 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     inputs = parser.add_mutually_exclusive_group(required=True)
-    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; queries and corpus are tokenized")
+    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder or a table; queries and corpus are tokenized")
     inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
     parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="content of --texts_file; docs have titles")
     parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with either")

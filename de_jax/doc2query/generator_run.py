@@ -18,14 +18,14 @@ import jax.numpy as jnp
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.folders import Kind
 from de_jax.files.outputs import write_json
-from de_jax.models.generator import Generator
-from de_jax.settings import bound, name_of
+from de_jax.models.generator import DESCRIPTION, Generator
+from de_jax.settings import PositiveInt, Record, bound, file_name, name_of
 from de_jax.training.hooks.faults import Explanation, pair_name
 from de_jax.training.mesh import sharding
-from de_jax.training.run import model_schema, run_folder
+from de_jax.training.run import run_folder
 from de_jax.training.run.language_model import restored, train_language_model
 from de_jax.training.run.run_folder import kept_tokenizer, only_trainer
 from de_jax.training.run.settings import Logging, Optimization
@@ -35,12 +35,14 @@ SETTINGS_FILE = "training.json"
 LOGGING = ("log_every_steps", "save_every_steps", "keep_checkpoints", "evaluate_every_steps", "early_stopping_patience")
 GENERATOR_RUN = Kind(
     "generator",
-    {
-        "model": model_schema.GENERATOR,
-        "tokenizer": schema.file_name,
-        "max_query_length": schema.integer(1, schema.MAX_SIZE),
-        "max_doc_length": schema.integer(1, schema.MAX_SIZE),
-    },
+    Record(
+        {
+            "model": DESCRIPTION,
+            "tokenizer": file_name,
+            "max_query_length": PositiveInt,
+            "max_doc_length": PositiveInt,
+        }
+    ),
     make="give a folder that de-jax doc2query train made",
     otherwise="use the options it was started with, or another run_dir",
     file="generator.json",
@@ -171,7 +173,7 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
         InputError: no such run there, no such checkpoint, or a damaged one.
     """
     run_dir = Path(run_dir)
-    description, model = model_schema.described(GENERATOR_RUN, run_dir, Generator.from_json)
+    description, model = run_folder.described(GENERATOR_RUN, run_dir, Generator.from_json)
     found, params = restored(run_dir, step, model, only_sizes=only_sizes)
     return GeneratorRun(
         source=run_dir,
@@ -199,7 +201,7 @@ def _keep_settings(
         "dev": dev.about if dev else None,
     }
     file = run_dir / SETTINGS_FILE
-    before = schema.read(file, schema.record({})) if file.is_file() else settings
+    before = reading.read_json(file, Record({})) if file.is_file() else settings
     changed = [f"{name} = {value!r}" for name, value in settings.items() if before.get(name, value) != value]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {', '.join(changed)}.", stacklevel=3)

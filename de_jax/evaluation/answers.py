@@ -11,13 +11,14 @@ from pathlib import Path
 
 from de_jax.data.text.beir import Qrels
 from de_jax.evaluation.metrics import Results
-from de_jax.files import schema
+from de_jax.files import reading
+from de_jax.settings import Record, list_of, text_id
 from de_jax.types import InputError
 
 MEASURES = ("Success@20", "Success@100")
 """Top-20 and Top-100 coverage: the share of questions with an answer in the first so many passages."""
 
-_ANSWERS = schema.record({"_id": schema.text_id, "answers": schema.list_of(schema.text, least=1)})
+_ANSWERS = Record({"_id": text_id, "answers": list_of(str, least=1)})
 Answers = dict[str, list[str]]
 """The strings that answer a question, by its id."""
 
@@ -30,7 +31,7 @@ def read(path: str | Path) -> Answers:
     """
     path = Path(path)
     answers: Answers = {}
-    for line, record in schema.read_records(path, _ANSWERS):
+    for line, record in reading.read_records(path, _ANSWERS):
         question_id, found = record["_id"], record["answers"]
         if question_id in answers:
             raise InputError(f"{path}, line {line}: the question {question_id} was answered before.")

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from de_jax.data.text.beir import Qrels
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
+from de_jax.settings import Count, map_of
 
 Ranks = dict[str, int]
 """By query id, from 1; 0 where nothing relevant was found."""
@@ -46,5 +47,5 @@ def write(path: str | Path, ranks: Mapping[str, int]) -> None:
 
 def read(path: str | Path) -> Ranks:
     """What `write` kept; InputError if there is no such file, or something else in it."""
-    ranks: Ranks = schema.read(path, schema.map_of(schema.integer(), least=1), mend="score the run again")
+    ranks: Ranks = reading.read_json(path, map_of(Count, least=1), mend="score the run again")
     return ranks

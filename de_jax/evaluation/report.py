@@ -15,7 +15,8 @@ from typing import Any
 
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.metrics import Results
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs, reading
+from de_jax.settings import Count, Maybe, Record, list_of
 from de_jax.types import InputError
 
 Report = dict[str, Any]
@@ -26,7 +27,7 @@ to the range of the measure."""
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
 _COUNTS = ("num_docs", "num_queries")
-_SETTINGS = schema.record({"settings": schema.record({"measures": schema.texts})})
+_SETTINGS = Record({"settings": Record({"measures": list_of(str)})})
 KIND = "evaluation"
 _MEND = "remove its folder, and it is scored again"
 
@@ -43,10 +44,10 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     """The report that `evaluate` kept, with these measures of each system in this order; InputError: damaged, or other measures."""
     folder = Path(evaluation_dir)
     folders.check_files(folder, mend=_MEND)
-    scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
-    counts = dict.fromkeys(_COUNTS, schema.integer())
-    kept = schema.record({"dataset": schema.text, **counts, **dict.fromkeys(SYSTEMS, scores)})
-    report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
+    scores = Maybe(Record(dict.fromkeys(names, float)))
+    counts = dict.fromkeys(_COUNTS, Count)
+    kept = Record({"dataset": str, **counts, **dict.fromkeys(SYSTEMS, scores)})
+    report: Report = reading.read_json(folder / RESULT_FILE, kept, mend=_MEND)
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 
 
@@ -55,7 +56,7 @@ def kept_reports(run_dir: str | Path, like: Mapping[str, Any]) -> list[Report]:
     reports = []
     for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
         try:
-            settings = schema.read(path, _SETTINGS)["settings"]
+            settings = reading.read_json(path, _SETTINGS)["settings"]
             if all(settings.get(name) == value for name, value in like.items()):
                 reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
         except InputError as error:

@@ -78,16 +78,16 @@ class Encoded(NamedTuple):
 
 
 def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
-    """The task of a BEIR folder, or those of its sub-folders where it has no corpus itself, as CQADupStack's.
+    """The task of a BEIR folder or a table, or those of sub-folders where a folder has no corpus itself, as CQADupStack's.
 
     Raises:
         InputError: neither, or files missing or malformed.
     """
-    folder = Path(dataset_dir).resolve()
+    folder = beir.folder_of(dataset_dir).resolve()
     parts = [child for child in sorted(folder.iterdir()) if (child / "qrels").is_dir()] if folder.is_dir() else []
     if parts and not (folder / "qrels").is_dir():
         return [task._replace(name=f"{folder.name}-{task.name}") for part in parts for task in beir_tasks(part, split)]
-    qrels = beir.read_qrels(beir.find_qrels(folder, split))
+    qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     return [Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), qrels, split=split)]
 
 

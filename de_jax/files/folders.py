@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from de_jax.files import outputs, reading, schema
+from de_jax.files import outputs, reading
+from de_jax.files.reading import Check
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Kind:
     """Writes, opens and refuses the folders of one kind. A manifest says the kind and the version; a writer writes it last.
 
     >>> import tempfile
-    >>> WORDS = Kind("words", {"num_words": schema.integer(1)}, make="write them", mend="write them again")
+    >>> WORDS = Kind("words", dict, make="write them", mend="write them again")
     >>> with tempfile.TemporaryDirectory() as parent:
     ...     with WORDS.writing(Path(parent) / "words") as folder:
     ...         manifest = WORDS.write_manifest(folder, {"num_words": 1})
@@ -46,7 +47,7 @@ class Kind:
 
     Attributes:
         name: of the kind, "token store".
-        entries: checks of the manifest's entries beside its format; others are left as they are.
+        entries: checks the manifest, its format aside.
         make, mend, otherwise: what to do where a folder is of another kind, is damaged, or was begun with other inputs.
         file: the name of the manifest.
         version: 1 or higher.
@@ -54,7 +55,7 @@ class Kind:
     """
 
     name: str
-    entries: Mapping[str, schema.Check | schema.Maybe]
+    entries: Check
     make: str
     mend: str = "copy it again, or make it again"
     otherwise: str = "choose another folder or delete this one"
@@ -80,7 +81,7 @@ class Kind:
     def check(self, entries: Mapping[str, Any]) -> None:
         """Whether a manifest of these entries can be read: raises `InputError` before anything is written."""
         try:
-            schema.record(self.entries)(json.loads(json.dumps(entries)))
+            self.entries(json.loads(json.dumps(entries)))
         except (TypeError, ValueError) as error:
             raise InputError(f"this {self.name} cannot be described in a file, and so not be opened again: {error}.") from None
 
@@ -98,13 +99,14 @@ class Kind:
         if not self.is_in(path.parent):
             raise InputError(f"{folder} holds no complete {self.name} (no {self.file}); {self.make}.")
         said = outputs.read_json(path)
+        version = said.get("format", "absent") if isinstance(said, dict) else self.format
         try:
-            return schema.record({"format": schema.constant(self.format), **self.entries})(said)  # type: ignore[no-any-return]
-        except schema.Mismatch as error:
+            if type(version) is not type(self.format) or version != self.format:
+                raise ValueError(f"format is {version!r}, expected {self.format!r}")
+            return self.entries(said)  # type: ignore[no-any-return]
+        except ValueError as error:
             is_other = kind_said(said) not in (self.name, None)
             raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     def open(self, folder: str | Path, *, is_thorough: bool = False) -> dict[str, Any]:
         """The manifest of a folder whose files are as they were written, by `check_files`.

@@ -297,6 +297,13 @@ SECONDS_IN_FILES = 10.0
 """Between two states of a bar where stderr is no terminal: a file keeps every one of them."""
 
 
+def say(line: str) -> None:
+    """Writes a line to stderr, above a bar that is shown there."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
 def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
     """A tqdm bar; `options` are tqdm's."""
     from tqdm import tqdm

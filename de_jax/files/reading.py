@@ -25,6 +25,8 @@ import numpy as np
 
 from de_jax.types import InputError
 
+Check = Callable[[Any], Any]
+"""Gives a value of JSON as it is used, or raises ValueError: the rest of a sentence that begins with the file."""
 MAX_LINE_BYTES = 16 << 20
 """Of one line of text, decompressed; a longer one is a damaged file, or a document to cut into passages."""
 MAX_JSON_BYTES = 64 << 20
@@ -87,22 +89,49 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: str | Path, *, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
+def read_json(
+    path: str | Path, check: Check | None = None, *, mend: str = "copy it again", max_bytes: int | None = MAX_JSON_BYTES
+) -> Any:
     """The JSON value in a UTF-8 file.
 
     Refused beside malformed JSON: NaN and Infinity, a key that an object has twice, and half of a surrogate pair.
 
+    Args:
+        path: the file.
+        check: gives the value as it is returned, see `settings.Record`.
+        mend: what helps where it does not fit.
+        max_bytes: of the file; None for any number.
+
     Raises:
-        InputError: the file cannot be read as of `read_bytes`, or is not such JSON; names the file and where known the line.
+        InputError: the file cannot be read as of `read_bytes`, is not such JSON, or does not fit; names the file and where known
+            the line, or the keys.
     """
     path = Path(path)
     content = read_bytes(path, max_bytes=max_bytes)
     try:
-        return _decode(_text(content.removeprefix(BOM)), _STRICT)
+        value = _decode(_text(content.removeprefix(BOM)), _STRICT)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON ({error}).") from None
+    try:
+        return check(value) if check else value
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; {mend}.") from None
+
+
+def read_records(path: str | Path, check: Check) -> Iterator[tuple[int, Any]]:
+    """Yields (line number, record) of a jsonl file, plain or .gz; blank lines are passed over.
+
+    Raises:
+        InputError: what `read_lines` raises, or a line that is not such a record; names the line.
+    """
+    for line, raw in read_lines(path):
+        try:
+            value = check(parse_json(raw))
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
+        yield line, value
 
 
 def parse_json(text: str, *, allow_nan: bool = False) -> Any:

@@ -7,15 +7,17 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
+from de_jax.data.sources.options import PairsOptions
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import ASSUMED
-from de_jax.interop.pretrained import Pretrained
+from de_jax.interop.pretrained import Pretrained, check_own_tokens
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
@@ -24,11 +26,12 @@ from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import continued_tokenizer, load_params
+from de_jax.training.run.run_folder import RUN, continued_run, continued_tokenizer, load_params
 from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
 TOWERS = get_args(TowerName)
+Length = Literal["max_query_length", "max_doc_length", "max_passages"]
 InitFrom = LocalPath | Mapping[str, LocalPath]
 Layers = Mapping[str, Sequence[NonNegativeInt]]
 """By tower, the layer of the source that each of its own layers starts from."""
@@ -123,6 +126,24 @@ def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
 
 
 @checked
+def pretrained_length(*, source: LocalPath = "", setting: Length = "max_query_length") -> int:
+    """A length of the run that training starts from, for the setting of that name in `PairsOptions`.
+
+    A run that is continued keeps its own, and a model of another library, whose limit is often thousands of tokens, is trained at
+    the default of `PairsOptions`.
+
+    Args:
+        source: as of `pretrained_tower`.
+        setting: "max_query_length", "max_doc_length" or "max_passages".
+    """
+    described = continued_run()
+    if described is None:
+        folder = _folder(source)
+        described = RUN.open(folder) if any_model.is_run(folder) else {}
+    return int(described.get(setting, getattr(PairsOptions, setting)))
+
+
+@checked
 def pretrained_tokenizer(
     *, source: LocalPath = "", tower: TowerName = "query", special_tokens: SpecialTokens = "text"
 ) -> Callable[[], Tokenizer]:
@@ -190,6 +211,21 @@ def unused_of(init_from: InitFrom) -> dict[str, Any]:
 def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
     """Refuses what `initial_params` would refuse, by names and shapes alone; arguments as there."""
     _checked_places(init_from, shapes, new, layers)
+
+
+def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], fresh: Params, *, new: Sequence[str] = ()) -> None:
+    """Refuses tokens other than the weights know; not for towers whose embedder starts fresh, nor for sources without a vocabulary.
+
+    Args:
+        init_from, fresh, new: as of `initial_params`.
+        tokenizers: by tower.
+    """
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
+    started = {path.split("/")[0] for path in paths.all_paths(fresh) if "/embedder/" in path and paths.matches(new, path)}
+    for tower, source in sources.items():
+        own = None if started & {tower, "shared"} else _sizes(source).side(tower).tokenizer
+        if own is not None:
+            check_own_tokens(own, tokenizers[tower], f"the {tower} tokenizer of the training data")
 
 
 def _checked_places(
@@ -311,13 +347,16 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 
 def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
+    return any_model.read(_folder(source), only_sizes=True, special_tokens=special_tokens)
+
+
+def _folder(source: str) -> Path:
     if not source:
         raise InputError("no pretrained model is named; give a folder or a name of the hub; recipes call it MODEL.")
     try:
-        folder = any_model.folder_of(source)
+        return any_model.folder_of(source)
     except InputError as error:
         raise InputError(f"{str(error).removesuffix('.')}, which recipes call MODEL.") from None
-    return any_model.read(folder, only_sizes=True, special_tokens=special_tokens)
 
 
 def _checked(tower: str) -> str:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from de_jax.data.text.tokenizing import MASK_TOKENS, PAD_TOKENS, TOKENIZER_JSON_FILE, JsonTokenizer, Tokenizer, rust_errors_named
-from de_jax.files import schema
+import numpy as np
+
+from de_jax.data.text.tokenizing import (
+    MASK_TOKENS,
+    NO_WORD,
+    PAD_TOKENS,
+    TOKENIZER_JSON_FILE,
+    JsonTokenizer,
+    Tokenizer,
+    check_same_tokens,
+    rust_errors_named,
+    whole,
+)
+from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.settings import Record
 from de_jax.types import InputError
 
 SpecialTokens = Literal["text", "as_transformers"]
@@ -20,7 +32,6 @@ VOCABULARY_FILES = (
 SETTINGS_FILE = "tokenizer_config.json"
 LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
 ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
-_NO_WORD = re.compile(r"[<\[{|]")  # a special token without one of these may be a word of ordinary texts
 _WITHOUT_EFFECT = ("truncation", "padding")
 
 
@@ -60,17 +71,27 @@ def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: boo
     found = json.loads(opened.backend_tokenizer.to_str())
     roles = _roles(opened, found)
     pad = _padding(folder, opened, found, roles)
-    protected = roles if special_tokens == "text" else {pad["pad_token"]}
-    if word := next((token for token in sorted(protected) if not _NO_WORD.search(token)), None):
+    if opened.init_kwargs.get("split_special_tokens"):  # an export of ours, whose file marks the tokens that texts may not hold
+        protected = {token["content"] for token in found["added_tokens"] if token["special"]}
+    else:
+        protected = roles if special_tokens == "text" else {pad["pad_token"]}
+    if word := next((token for token in sorted(protected) if not NO_WORD.search(token)), None):
         raise InputError(
             f"{folder}: the special token {word!r} is an ordinary word, and special_tokens='text' would spell it out in each text; "
             "set special_tokens='as_transformers', or write it as no text does in the settings of the tokenizer."
         )
     for token in found["added_tokens"]:
         token["special"] = token["content"] in protected
-    found = {**_spelt_out(opened.backend_tokenizer, found, protected), "padding": pad, "truncation": None}
+    found = {**found, "padding": pad, "truncation": None}
+    tokenizer = _kept(folder / TOKENIZER_JSON_FILE, found)
+    check_same_tokens(
+        tokenizer,
+        lambda text: whole(tokenizer, text),
+        lambda text: tokenizer.by_padding(np.array(opened(text)["input_ids"])).tolist(),
+        f"{folder}: transformers makes other tokens of {{text}} than the tokenizer.json that it writes; save the tokenizer again.",
+    )
     return ForeignTokenizer(
-        _kept(folder / TOKENIZER_JSON_FILE, found),
+        tokenizer,
         int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None,
         opened.padding_side == "left",
     )
@@ -89,7 +110,7 @@ def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> No
 def _opened(folder: Path) -> Any:
     """The tokenizer by transformers."""
     file = folder / SETTINGS_FILE
-    settings: Mapping[str, Any] = schema.read(file, schema.record({})) if is_there(file) else {}
+    settings: Mapping[str, Any] = reading.read_json(file, Record({})) if is_there(file) else {}
     if settings.get("auto_map"):
         raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
     try:
@@ -155,31 +176,6 @@ def _padding(folder: Path, opened: Any, found: Mapping[str, Any], roles: set[str
         raise InputError(f"{folder} has no token for padding; add one, such as {PAD_TOKENS[0]}, to its tokenizer.")
     settings = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
     return {**settings, "pad_id": pad_id, "pad_type_id": 0, "pad_token": token}
-
-
-def _spelt_out(backend: Any, found: dict[str, Any], protected: set[str]) -> dict[str, Any]:
-    """The tokenizer with a cut inside each protected token that its vocabulary could make of a text.
-
-    A special token that is to be read as text is left to the vocabulary, which has it as an entry: a Unigram model and a word list
-    take it from there unless words are cut within it; a BPE only where merges lead to it.
-    """
-    model, before = found["model"], found["pre_tokenizer"]
-    if model["type"] == "BPE" and not model.get("ignore_merges"):
-        entries = {"".join(merge if isinstance(merge, list) else merge.split(" ", 1)) for merge in model["merges"]}
-    else:
-        entries = {entry[0] for entry in model["vocab"]} if model["type"] == "Unigram" else {*model["vocab"]}
-
-    def is_whole(token: str) -> bool:
-        text = f"a{token}a"
-        pieces = backend.pre_tokenizer.pre_tokenize_str(text) if before else [(text, None)]
-        return any(token in piece for piece, _ in pieces)
-
-    tokens = sorted(token for token in protected & entries if len(token) > 1 and is_whole(token))
-    if not tokens:
-        return found
-    inside = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
-    cut = {"type": "Split", "pattern": {"Regex": inside}, "behavior": "MergedWithPrevious", "invert": False}
-    return {**found, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*([before] if before else []), cut]}}
 
 
 def _kept(file: Path, found: dict[str, Any]) -> JsonTokenizer:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.architectures.kind import Kind, Settings, account, kind_of_type
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import EncoderConfig, TowerConfig
+from de_jax.settings import Record
 from de_jax.types import Array, InputError
 
 CONFIG_FILE = "config.json"
@@ -115,7 +116,7 @@ def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowerc
             "save_pretrained, and remove the adapter's files."
         )
     file = folder / CONFIG_FILE
-    settings = Settings(file, schema.read(file, schema.record({})))
+    settings = Settings(file, reading.read_json(file, Record({})))
     kind = kind_of_type(file, settings.values.get("model_type"))
     try:
         config = kind.config_of(settings)

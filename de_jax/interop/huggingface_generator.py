@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.interop import huggingface
 from de_jax.interop.architectures import t5
 from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder
 from de_jax.interop.pretrained import assemble
 from de_jax.models.generator import START_ID, Generator
+from de_jax.settings import Record
 from de_jax.types import InputError, Params
 
 
@@ -35,7 +36,7 @@ def read(folder: str | Path) -> PretrainedGenerator:
         InputError: another architecture, files that are missing or damaged, arrays that are missing or have no place.
     """
     folder = Path(folder)
-    values = schema.read(folder / CONFIG_FILE, schema.record({}))
+    values = reading.read_json(folder / CONFIG_FILE, Record({}))
     if (kind := values.get("model_type")) not in t5.GENERATOR_TYPES:
         raise InputError(
             f"{folder / CONFIG_FILE}: model_type {kind!r} is no generator here; there are {', '.join(t5.GENERATOR_TYPES)}."

@@ -10,12 +10,12 @@ import collections
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.outputs import write_json
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.interop.architectures.kind import Keys, account, kind_of
@@ -23,6 +23,7 @@ from de_jax.interop.huggingface import EncoderFolder
 from de_jax.interop.pretrained import Origin, Pretrained, arrays_in, part_of, save, turned
 from de_jax.models import lora
 from de_jax.models.tower import EncoderConfig
+from de_jax.settings import Maybe, NonNegativeFloat, Record, Size, map_of, some_text
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import RUN, Run, load_adapters
 from de_jax.training.run.run_settings import read_recipe_file
@@ -32,15 +33,15 @@ from de_jax.types import Array, InputError
 CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
 NAMES = {"query": "query", "doc": "document"}
 _PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
-_CONFIG = schema.record(
+_CONFIG = Record(
     {
-        "peft_type": schema.constant("LORA"),
-        "base_model_name_or_path": schema.some_text,
-        "r": schema.integer(1),
-        "lora_alpha": schema.number(0),
-        "rank_pattern": schema.Maybe(schema.map_of(schema.integer(1)), {}),
-        "alpha_pattern": schema.Maybe(schema.map_of(schema.number(0)), {}),
-        "use_rslora": schema.Maybe(schema.flag, False),
+        "peft_type": Literal["LORA"],
+        "base_model_name_or_path": some_text,
+        "r": Size,
+        "lora_alpha": NonNegativeFloat,
+        "rank_pattern": Maybe(map_of(Size), {}),
+        "alpha_pattern": Maybe(map_of(NonNegativeFloat), {}),
+        "use_rslora": Maybe(bool, False),
     }
 )
 _KEYS = Keys(
@@ -152,7 +153,7 @@ def _vocabulary(file: Path) -> object:
 
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
-    settings: dict[str, Any] = schema.read(file, _CONFIG)
+    settings: dict[str, Any] = reading.read_json(file, _CONFIG)
     account(file, settings, _KEYS)
     return settings
 

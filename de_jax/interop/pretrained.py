@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
-from de_jax.files import schema
+from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer, whole, with_prompt
+from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.tower import PARTS
+from de_jax.models.tower import PARTS, Part
+from de_jax.settings import Record, file_name, map_of
 from de_jax.training.optim.paths import map_with_path
 from de_jax.types import Array, InputError, Params
 
 FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_INDEX = schema.record({"weight_map": schema.map_of(schema.file_name)})
+_INDEX = Record({"weight_map": map_of(file_name)})
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -93,21 +94,38 @@ def side_of(
             f"{tokenizer} pads with {found.pad_id}, but the weights of the {tower} tower with {pad_id}; give the vocabulary that "
             "the model was trained with."
         )
+    if tokenizer and own.tokenizer:
+        check_own_tokens(own.tokenizer, found, f"the tokenizer {tokenizer}")
     side = Side(with_prompt(found, prompt), max_length or own.max_length, own.max_passages)
     pretrained.model.check_length(tower, side.max_length)
     pretrained.model.check_vocabulary(tower, found.vocab_size)
     return side
 
 
-def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
-    """The query tower of one model and the document tower of another, which share nothing."""
+def check_own_tokens(own: Tokenizer, other: Tokenizer, name: str) -> None:
+    """Refuses a tokenizer, called `name`, that cuts texts otherwise than the weights were trained with; prompts may differ."""
+    bare, other_bare = with_prompt(own, ""), with_prompt(other, "")
+    mend = "take the model's own vocabulary and settings, in a recipe as pretrained_tokenizer"
+    check_same_tokens(
+        bare,
+        lambda text: whole(other_bare, text),
+        lambda text: whole(bare, text),
+        f"{name} makes other tokens of {{text}} than the model that the weights come from; {mend}.",
+    )
+
+
+def paired(query: Pretrained, doc: Pretrained, shared: Sequence[Part] = ()) -> Pretrained:
+    """The query tower of one model and the document tower of another, which share these parts, equal in both."""
     owners = {"query": query, "doc": doc}
+    params = {
+        name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
+        for name, owner in owners.items()
+    }
+    common = {part: params["query"][part] for part in shared if part in params["query"]}
+    own = {name: {part: tree for part, tree in tower.items() if part not in shared} for name, tower in params.items()}
     return Pretrained(
-        model=DualEncoder(query=query.model.query, doc=doc.model.doc, shared=()),
-        params={
-            name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
-            for name, owner in owners.items()
-        },
+        model=DualEncoder(query=query.model.query, doc=doc.model.doc, shared=tuple(shared)),
+        params={name: tree for name, tree in {"shared": common, **own}.items() if tree},
         query=query.query,
         doc=doc.doc,
         notes=tuple(dict.fromkeys((*query.notes, *doc.notes))),
@@ -257,7 +275,7 @@ def arrays_in(file: Path) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
-    shards = schema.read(folder / INDEX_FILE, _INDEX)["weight_map"]
+    shards = reading.read_json(folder / INDEX_FILE, _INDEX)["weight_map"]
     there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in there[shard]:

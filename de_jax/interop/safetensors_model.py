@@ -11,24 +11,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.interop.pretrained import FILE, Origin, Pretrained, PretrainedSide, assemble, disassemble, save, stored_arrays
-from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.dual_encoder import DESCRIPTION, DualEncoder
+from de_jax.settings import Maybe, PositiveInt, Record, relative
 from de_jax.training.optim import paths
-from de_jax.training.run import model_schema
-from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_folder import Run, described
 from de_jax.types import Params
 
 MODEL_FOLDER = Kind(
     "model",
-    {
-        "model": model_schema.DUAL_ENCODER,
-        "tokenizers": schema.record({"query": schema.relative, "doc": schema.relative}, only=True),
-        "max_query_length": schema.integer(1, schema.MAX_SIZE),
-        "max_doc_length": schema.integer(1, schema.MAX_SIZE),
-        "max_passages": schema.Maybe(schema.integer(1, schema.MAX_SIZE), 1),
-    },
+    Record(
+        {
+            "model": DESCRIPTION,
+            "tokenizers": Record({"query": relative, "doc": relative}, only=True),
+            "max_query_length": PositiveInt,
+            "max_doc_length": PositiveInt,
+            "max_passages": Maybe(PositiveInt, 1),
+        }
+    ),
     make="write it with de-jax export_model",
     file="model.json",
     is_bare=True,
@@ -65,7 +66,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: files that are missing or damaged.
     """
     folder = Path(folder)
-    description, model = model_schema.described(MODEL_FOLDER, folder, DualEncoder.from_json)
+    description, model = described(MODEL_FOLDER, folder, DualEncoder.from_json)
     params = model.shapes()
     if not only_sizes:
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)

@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from de_jax.data.text.tokenizing import PromptedTokenizer
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.reading import is_there
 from de_jax.interop import foreign_tokenizers, huggingface
 from de_jax.interop.architectures.kind import Keys, account
 from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired, stored_arrays
-from de_jax.models.tower import TowerConfig
+from de_jax.models.tower import Part, TowerConfig
+from de_jax.settings import Maybe, Record, list_of, map_of, nullable, relative
 from de_jax.types import Array, InputError
 
 MODULES_FILE = "modules.json"
@@ -35,12 +37,15 @@ OLD_LENGTH_FILES = tuple(
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 ROUTES = {"query": "query", "doc": "document"}
-_MODULES = schema.list_of(schema.record({"type": schema.text, "path": schema.relative}))
-_ROUTER = schema.record(
+SHARING_FILE = "de_jax_sharing.json"
+"""Beside a Router: which parts of the towers are one, for this library."""
+_SHARING = Record({"shared": list_of(Part)})
+_MODULES = list_of(Record({"type": str, "path": relative}))
+_ROUTER = Record(
     {
-        "types": schema.map_of(schema.text, keys=schema.relative),
-        "structure": schema.record(dict.fromkeys(ROUTES.values(), schema.texts)),
-        "parameters": schema.Maybe(schema.nullable(schema.record({})), None),
+        "types": map_of(str, keys=relative),
+        "structure": Record(dict.fromkeys(ROUTES.values(), list_of(str))),
+        "parameters": Maybe(nullable(Record({})), None),
     }
 )
 KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
@@ -102,7 +107,8 @@ def read(
 ) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
-    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share nothing.
+    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share what the export of
+    a run says (`SHARING_FILE`), and else nothing.
 
     Args:
         folder: an output of `SentenceTransformer.save_pretrained`.
@@ -113,9 +119,10 @@ def read(
     """
     folder = Path(folder)
     query, doc = _modules(folder)
-    routes = [query] if query == doc else [query, doc]
-    towers = [_read_tower(folder, modules, ignored, only_sizes, special_tokens) for modules in routes]
-    pretrained = paired(*towers) if len(towers) > 1 else towers[0]
+    pretrained = _read_tower(folder, doc, ignored, only_sizes, special_tokens)
+    if query != doc:
+        own = _read_tower(folder, query, ignored, only_sizes, special_tokens)
+        pretrained = paired(own, pretrained, _shared(folder, own, pretrained, only_sizes=only_sizes))
     values = _object(folder / PROMPTS_FILE, MODEL_KEYS, required=False)
     prompts = {tower: _prompt(folder / PROMPTS_FILE, values, tower) for tower in PROMPT_NAMES}
     for tower, prompt in prompts.items():
@@ -125,6 +132,17 @@ def read(
         doc=_prompted(pretrained.doc, prompts["doc"]),
         notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
     )
+
+
+def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: bool) -> tuple[Part, ...]:
+    """The parts that the towers of an export share."""
+    file = folder / SHARING_FILE
+    shared: tuple[Part, ...] = tuple(reading.read_json(file, _SHARING)["shared"]) if is_there(file) else ()
+    ours, theirs = ({part: model.params["shared"].get(part) for part in shared} for model in (query, doc))
+    is_same = bool(jax.tree.structure(ours) == jax.tree.structure(theirs))  # type: ignore[operator]
+    if not is_same or not (only_sizes or jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))):
+        raise InputError(f"{file} says that the towers share {', '.join(shared)}, but they differ; remove the file.")
+    return shared
 
 
 def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: dict[str, str]) -> tuple[str, ...]:
@@ -181,7 +199,7 @@ def _read_tower(
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """The folders of a query's modules and of a document's, by class."""
     file = folder / MODULES_FILE
-    values = schema.read(file, _MODULES)
+    values = reading.read_json(file, _MODULES)
     for module in values:
         account(file, module, MODULE_KEYS)
     listed = [(_kind(file, module["type"]), folder / module["path"]) for module in values]
@@ -202,7 +220,7 @@ def _kind(file: Path, type_name: Any) -> str:
 
 def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     file = router / ROUTER_FILE
-    values = schema.read(file, _ROUTER)
+    values = reading.read_json(file, _ROUTER)
     account(file, values, ROUTER_KEYS)
     account(file, values["parameters"] or {}, ROUTER_PARAMETERS_KEYS)
     names = values["structure"][route]
@@ -335,6 +353,6 @@ def _prompted(side: PretrainedSide, prompt: str) -> PretrainedSide:
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
-    values: dict[str, Any] = schema.read(file, schema.record({})) if required or is_there(file) else {}
+    values: dict[str, Any] = reading.read_json(file, Record({})) if required or is_there(file) else {}
     account(file, values, keys)
     return values

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, with_prompt
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, spelt_out, with_prompt
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.architectures.kind import kind_of
 from de_jax.interop.huggingface import CONFIG_FILE
 from de_jax.interop.pretrained import FILE, Origin, disassemble, save
-from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
+from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE, SHARING_FILE
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
@@ -53,6 +53,8 @@ def write(folder: Path, run: Run) -> None:
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
     write_json(folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Router"}])
+    if shared := run.model.shared:
+        write_json(folder / SHARING_FILE, {"shared": shared})
     _write_prompts(folder, run.model.doc, prompts, None)
 
 
@@ -128,9 +130,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
     tokenizer.save(folder)
     if (folder / SENTENCEPIECE_FILE).is_file():
         _translate((folder / SENTENCEPIECE_FILE).read_bytes()).save(str(folder / TOKENIZER_JSON_FILE))
-    import tokenizers
-
-    known = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON_FILE))
+    known = spelt_out(folder / TOKENIZER_JSON_FILE)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
@@ -138,6 +138,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
         "pad_token": known.id_to_token(tokenizer.pad_id),
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # as text, where a text spells them out
     }
     write_json(folder / foreign_tokenizers.SETTINGS_FILE, settings)
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import export
 
-from de_jax.data.text.tokenizing import Tokenizer, prompt_of, with_prompt
+from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, prompt_of, spelt_out, with_prompt
 from de_jax.files import outputs
 from de_jax.interop import served_encoder
 from de_jax.models.layers import compiling_for
@@ -58,6 +58,8 @@ def _tokenizer_settings(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     name = f"tokenizers/{vocabulary.fingerprint[:16]}"
     (folder / name).mkdir(parents=True, exist_ok=True)
     vocabulary.save(folder / name)
+    if (file := folder / name / TOKENIZER_JSON_FILE).is_file():
+        spelt_out(file)
     return {
         "tokenizer": name,
         "prompt": prompt_of(tokenizer),

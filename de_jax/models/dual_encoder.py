@@ -17,7 +17,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig, config_to_json
-from de_jax.settings import Range, check_fields
+from de_jax.settings import Range, Record, check_fields, hints, of_class
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
 T = TypeVar("T")
@@ -392,6 +392,18 @@ def require_known_encoder(name: str) -> None:
             f"the encoder {name!r} is unknown; there are {', '.join(sorted(ARCHITECTURES))}. One of your own becomes known by "
             "de_jax.register_encoder; for a command, name its module in DE_JAX_IMPORT."
         )
+
+
+def _encoder_described(value: Any) -> dict[str, Any]:
+    name = Record({"architecture": str})(value)["architecture"]
+    require_known_encoder(name)
+    fields = {key: one for key, one in value.items() if key != "architecture"}
+    return {"architecture": name, **of_class(ARCHITECTURES[name])(fields)}
+
+
+_TOWER = of_class(TowerConfig, encoder=_encoder_described)
+DESCRIPTION = Record({**hints(DualEncoder), "query": _TOWER, "doc": _TOWER})
+"""What `DualEncoder.from_json` makes a model of."""
 
 
 def _tower_from_json(value: dict[str, Any]) -> TowerConfig:

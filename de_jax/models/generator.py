@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models.layers import stream_dtype
 from de_jax.models.t5 import T5Config, T5Encoder, TokenEmbedder
 from de_jax.models.t5_decoder import KeysValues, T5Decoder
-from de_jax.settings import PositiveInt, check_fields
+from de_jax.settings import PositiveInt, check_fields, of_class
 from de_jax.types import Array, Batch, InputError, Metrics, Params
 
 START_ID = 0
@@ -120,6 +120,10 @@ class Generator:
     def _module(self) -> _EncoderDecoder:
         scaled = self.tied_logits if self.scaled_logits is None else self.scaled_logits
         return _EncoderDecoder(self.t5, self._num_decoder_layers(), self.tied_logits, scaled)
+
+
+DESCRIPTION = of_class(Generator, t5=of_class(T5Config))
+"""What `Generator.from_json` makes a model of."""
 
 
 class _EncoderDecoder(nn.Module):

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.files import outputs, schema
+from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_bytes, read_lines
+from de_jax.settings import Count, Record
 from de_jax.types import InputError
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
@@ -141,7 +142,7 @@ def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_pn
         axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
 
 
-_LOG_LINE = schema.record({"step": schema.integer()})
+_LOG_LINE = Record({"step": Count})
 
 
 def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:

@@ -19,24 +19,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
+from de_jax.settings import Count, Maybe, PositiveInt, Record, Size, list_of
 from de_jax.types import InputError
 
 EMBEDDINGS = Kind(
     "embeddings",
-    {
-        "num_texts": schema.integer(1),
-        "dim": schema.integer(1, schema.MAX_SIZE),
-        "model": schema.Maybe(schema.text),
-        "max_length": schema.Maybe(schema.integer(1, schema.MAX_SIZE)),
-    },
+    Record(
+        {
+            "num_texts": Size,
+            "dim": PositiveInt,
+            "model": Maybe(str),
+            "max_length": Maybe(PositiveInt),
+        }
+    ),
     make="run encode_corpus on it until it ends",
     mend="delete the folder and encode again",
 )
 HASHES_FILE = "texts.npy"
-PROGRESS = schema.record({"dim": schema.integer(1, schema.MAX_SIZE), "num_done": schema.integer()})
+PROGRESS = Record({"dim": PositiveInt, "num_done": Count})
 
 
 def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -47,7 +50,7 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
     """
     out_dir = Path(out_dir)
     manifest, mend = EMBEDDINGS.open(out_dir), EMBEDDINGS.mend
-    ids = schema.read(out_dir / "ids.json", schema.texts, mend=mend, max_bytes=None)
+    ids = reading.read_json(out_dir / "ids.json", list_of(str), mend=mend, max_bytes=None)
     embeddings = read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=mend)
     if len(ids) != len(embeddings):
         raise InputError(f"{out_dir} holds {len(ids)} ids and {len(embeddings)} embeddings; {mend}.")
@@ -94,7 +97,7 @@ class EmbeddingWriter:
             EMBEDDINGS.require_same(out_dir, EMBEDDINGS.read_manifest(out_dir), source)
             self._clean()
         elif self._progress.is_file():
-            progress = schema.read(self._progress, PROGRESS, mend=EMBEDDINGS.mend)
+            progress = reading.read_json(self._progress, PROGRESS, mend=EMBEDDINGS.mend)
             EMBEDDINGS.require_same(out_dir, progress, self._plan)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.equal_texts import first_places, first_rows, text_hashes
+from de_jax.data.stores.corpus import first_places, first_rows, text_hashes
 from de_jax.data.text import input_policy
 from de_jax.files import folders, outputs
 from de_jax.retrieval import embedding_files, parts

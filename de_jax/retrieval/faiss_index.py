@@ -13,18 +13,19 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.retrieval import milvus_index
 from de_jax.retrieval.faiss_filling import Filling, check_on_disk, faiss, on_gpus, read_on_disk, sentence, write_index
 from de_jax.retrieval.index import ExactIndex, Index, check_documents, check_search, ranking_of, ranks_by_id
+from de_jax.settings import PositiveInt, Record, Size, list_of, some_text
 from de_jax.types import InputError, Ranking
 
 INDEX_FILE, IDS_FILE, LISTS_FILE = "index.faiss", "ids.json", "lists.bin"
 """As FAISS writes it, its i-th vector row i of the corpus; the documents' ids; the inverted lists of an index on disk."""
 SAVED_INDEX = Kind(
     "faiss index",
-    {"factory": schema.some_text, "num_docs": schema.integer(1), "dim": schema.integer(1, schema.MAX_SIZE)},
+    Record({"factory": some_text, "num_docs": Size, "dim": PositiveInt}),
     make="build one and save it there",
     mend="build the index again",
 )
@@ -194,7 +195,7 @@ class FaissIndex:
         options.check_device()
         lists_file = next(iter(folder.glob(LISTS_FILE)), None)
         manifest = SAVED_INDEX.open(folder, is_thorough=not mmap and lists_file is None)
-        ids = schema.read(folder / IDS_FILE, schema.texts, max_bytes=None)
+        ids = reading.read_json(folder / IDS_FILE, list_of(str), max_bytes=None)
         index_file, flags = folder / INDEX_FILE, library.IO_FLAG_MMAP_IFC if mmap else 0
         with sentence(f"{index_file} cannot be read", "build the index again"):
             index = read_on_disk(index_file, lists_file) if lists_file else library.read_index(str(index_file), flags)

@@ -13,31 +13,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from de_jax.files import addresses, outputs, schema
+from de_jax.files import addresses, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite
 from de_jax.retrieval.maxp import MaxPIndex
-from de_jax.settings import Range, check_value
+from de_jax.settings import PositiveInt, Range, Record, check_value, list_of
 from de_jax.types import Array, InputError, Ranking
 
 MAX_DEPTH = 2**20
 """Of a ranking of fewer documents, whose remaining places take memory too."""
 IDS_FILE = "ids.json"
-_SIZE = schema.integer(1, schema.MAX_SIZE)
 VECTOR_INDEX = Kind(
     "vector index",
-    {
-        "precision": schema.constant(*quantization.PRECISIONS),
-        "num_vectors": _SIZE,
-        "dim": _SIZE,
-        "arrays": schema.texts,
-    },
+    Record(
+        {
+            "precision": Literal[quantization.PRECISIONS],
+            "num_vectors": PositiveInt,
+            "dim": PositiveInt,
+            "arrays": list_of(str),
+        }
+    ),
     make="build one and save it there",
     mend="make the index again",
 )
@@ -181,7 +182,7 @@ class VectorIndex:
         """The index that `save` wrote; its arrays stay on disk, and a search reads them. InputError: none there, or damaged."""
         folder = addresses.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
-        ids = schema.read(folder / IDS_FILE, schema.texts, mend=mend, max_bytes=None)
+        ids = reading.read_json(folder / IDS_FILE, list_of(str), mend=mend, max_bytes=None)
         precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]
         width = -(-dim // 8) if precision == "binary" else dim
         described = {

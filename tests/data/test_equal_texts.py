@@ -10,10 +10,9 @@ from flat_settings import flat
 
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
-from de_jax.data.stores.corpus import tokenized
-from de_jax.data.stores.equal_texts import first_rows
+from de_jax.data.stores.corpus import first_rows, tokenized
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example
 from de_jax.data.text.tokenizing import load_tokenizer

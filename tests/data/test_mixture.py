@@ -15,7 +15,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.vocabulary_training import train_sentencepiece
@@ -263,8 +263,8 @@ REFUSED = [
     ({"sources": {}}, {}, r"mixed_pairs.sources is not set; give sources by name"),
     ({"weights": {"big": 1.0}}, {}, "weights are for big, but the sources are big, small; give each source one weight"),
     ({"weights": {"big": 1.0, "small": 1.0, "tiny": 1.0}}, {}, "weights are for big, small, tiny, but the sources are big, small"),
-    ({"weights": {"big": 1, "small": -1}}, {}, "more than 0 in the place of -1"),
-    ({"weights": {"big": 0, "small": 0}}, {}, "more than 0 in the place of 0"),
+    ({"weights": {"big": 1, "small": -1}}, {}, r"mixed_pairs\.weights\[\'small\'\] is -1; it must be more than 0"),
+    ({"weights": {"big": 0, "small": 0}}, {}, r"mixed_pairs\.weights\[\'big\'\] is 0; it must be more than 0"),
     ({"weights": {"big": 1.0, "small": 1.0}, "temperature": 2.0}, {}, "both decide the sources' shares; set one"),
     ({"temperature": 0.0}, {}, "mixed_pairs.temperature is 0.0; it must be more than 0"),
     ({"mode": "mix"}, {}, r"did you mean 'mixed'\?"),

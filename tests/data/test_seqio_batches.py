@@ -728,3 +728,46 @@ def test_what_a_stream_cannot_have_is_refused(dataset_dir, spiece, tmp_path):
             beir_task(dataset_dir, spiece, window=10, **settings)
     with pytest.raises(InputError, match="the source a is a stream, which a mixture does not support"):
         beir_task(dataset_dir, spiece, window=10, source="a")
+
+
+def pairs_task(name, vocabulary, tokenize):
+    """A task of 20 pairs with texts in upper case, whose tokens `tokenize` makes."""
+    rows = [{"query_id": f"q{i}", "doc_id": f"d{i}", "query": f"QUICK {WORDS[i % 13]} Fox", "doc": f"a {WORDS[i % 7]} dog {i}"}
+            for i in range(20)]  # fmt: skip
+    text = tf.TensorSpec((), tf.string)
+
+    def source(split, shuffle_files=False, seed=None):
+        return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=dict.fromkeys(rows[0], text))
+
+    ids = seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, dtype=tf.string, rank=0)
+    features = {**dict.fromkeys(("query_id", "doc_id"), ids), **dict.fromkeys(("query", "doc"), seqio.Feature(vocabulary))}
+    seqio.TaskRegistry.add(name, source=seqio.FunctionDataSource(source, splits=["train"]),
+                           preprocessors=[tokenize, seqio.preprocessors.append_eos], output_features=features)  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize(
+    "changed", [{"add_dummy_prefix": False}, {"remove_extra_whitespaces": False}, {"escape_whitespaces": False}]
+)
+def test_a_vocabulary_that_changes_its_file_is_refused(spiece, changed, window):
+    from sentencepiece import sentencepiece_model_pb2 as spm
+
+    vocabulary = seqio.SentencePieceVocabulary(
+        str(spiece / "spiece.model"), normalizer_spec_overrides=spm.NormalizerSpec(**changed)
+    )
+    pairs_task("changed", vocabulary, seqio.preprocessors.tokenize)
+    with pytest.raises(InputError, match=r"'query' in task 'changed' makes other tokens of .* such as normalizer_spec"):
+        next(flat(seqio_batches.seqio_pairs)(task="changed", window=window, **BATCHING).batches(0))
+
+
+@pytest.mark.parametrize("window", [0, 16])
+def test_tokens_of_another_vocabulary_than_the_features_are_refused(spiece, window):
+    vocabulary = seqio.SentencePieceVocabulary(str(spiece / "spiece.model"))
+    tokenize = lambda dataset: dataset.map(  # noqa: E731
+        lambda example: {**example, **{side: tf.strings.unicode_decode(example[side], "UTF-8") + 3 for side in ("query", "doc")}}
+    )
+    pairs_task("characters", vocabulary, tokenize)
+    with pytest.raises(
+        InputError, match=r"the task 'characters' gives 'query' tokens such as .*, which its vocabulary does not make of"
+    ):
+        next(flat(seqio_batches.seqio_pairs)(task="characters", window=window, **BATCHING).batches(0))

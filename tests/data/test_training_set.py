@@ -9,7 +9,7 @@ import tiny_run
 import toy_run
 from flat_settings import flat
 
-from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import PromptedTokenizer, load_tokenizer, prompt_of, with_prompt

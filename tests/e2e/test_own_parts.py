@@ -33,9 +33,6 @@ def modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(dual_encoder, "ARCHITECTURES", dict(dual_encoder.ARCHITECTURES))
     monkeypatch.setattr(configurables, "_own", {})
-    from de_jax.training.run import model_schema
-
-    monkeypatch.setattr(model_schema, "ARCHITECTURES", dual_encoder.ARCHITECTURES)
     return tmp_path
 
 

@@ -30,12 +30,13 @@ from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE
 from de_jax.doc2query.generator_run import GENERATOR_RUN, load_generator
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.interop import safetensors_model
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.faiss_index import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex
+from de_jax.settings import Maybe
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
@@ -82,10 +83,10 @@ def test_a_manifest_of_another_kind_or_with_missing_or_wrong_entries_is_refused_
     for other, mend in (("de_jax thesis 1", "give another folder"), (later, kind.mend), (True, kind.mend)):
         file.write_text(json.dumps(said | {"format": other}))
         refused(folder, open_folder, f"{file}: format is {other!r}, expected {kind.format!r}; {mend}.")
-    for name, check in kind.entries.items():
+    for name, check in kind.entries.fields.items():
         file.write_text(json.dumps(said | {name: [None]}))
         refused(folder, open_folder, f"{file}: {name}", " is ", "expected ", f"; {kind.mend}.")
-        if not isinstance(check, schema.Maybe):
+        if not isinstance(check, Maybe):
             file.write_text(json.dumps({key: value for key, value in said.items() if key != name}))
             refused(folder, open_folder, f"{file}: {name} is absent, expected a value; {kind.mend}.")
     file.write_text("[]")
@@ -122,7 +123,7 @@ def test_an_entry_that_this_version_does_not_know_is_left_as_it_is(tmp_path, tok
 
 
 def test_a_folder_that_was_begun_with_something_else_is_refused_by_the_first_difference(tmp_path):
-    kind = Kind("words", {}, make="write them", otherwise="take another folder")
+    kind = Kind("words", dict, make="write them", otherwise="take another folder")
     there = {"seed": 1, "model": {"sizes": [2, 3], "name": "a"}, "num_done": 5}
     kind.require_same(tmp_path, there, {"model": {"name": "a", "sizes": (2, 3)}, "seed": 1})
     for here, sentence in (

@@ -20,7 +20,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.reports import plots
-from de_jax.training.run import model_schema, run_folder, run_log
+from de_jax.training.run import run_folder, run_log
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
 
@@ -38,11 +38,11 @@ def _descriptions(folder: Path) -> list[Reader]:
     names = ("max_query_length", "max_doc_length", "max_passages", "tokenizers", "model")
 
     def read_run(one: Path) -> Any:
-        description, found = model_schema.described(run_folder.RUN, one, DualEncoder.from_json)
+        description, found = run_folder.described(run_folder.RUN, one, DualEncoder.from_json)
         return only({**description, "model": found.to_json()}, *names)
 
     def read_generator(one: Path) -> Any:
-        description, found = model_schema.described(generator_run.GENERATOR_RUN, one, Generator.from_json)
+        description, found = run_folder.described(generator_run.GENERATOR_RUN, one, Generator.from_json)
         return only({**description, "model": found.to_json()}, *names[:2], "tokenizer", "model")
 
     def naive_model(found: Any, default: Any) -> Any:

@@ -25,8 +25,8 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
-from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
 from de_jax.losses.in_batch import in_batch_softmax, samtone

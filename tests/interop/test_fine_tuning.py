@@ -237,3 +237,23 @@ def test_model_without_a_vocabulary_is_to_be_imported_first(folders, tmp_path):
     )
     with pytest.raises(InputError, match="holds no vocabulary; import it with de-jax import_model --tokenizer="):
         fine_tuning.pretrained_tokenizer(source=str(tmp_path / "model"))()
+
+
+def test_training_texts_are_cut_as_the_model_that_the_weights_come_from_cuts_them(folders, tmp_path):
+    """Other tokenizer files: without lower case, with words in another order, or with the same content."""
+    found = json.loads((folders / "plain" / "tokenizer.json").read_text())
+    vocab = dict(found["model"]["vocab"])
+    vocab["hello"], vocab["world"] = vocab["world"], vocab["hello"]
+    others = {"case": {"normalizer": None}, "order": {"model": {**found["model"], "vocab": vocab}}, "same": {}}
+    settings = {"MODEL": folders / "plain", "beir_pairs.dataset_dir": folders / "data", **QUIET}
+    for name, changed in others.items():
+        shutil.copytree(folders / "plain", tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({**found, **changed}))
+        start = {**settings, "pretrained_tokenizer.source": tmp_path / name}
+        if name == "same":
+            trained(tmp_path / "run", start)
+            continue
+        with pytest.raises(InputError, match="the query tokenizer of the training data makes other tokens of"):
+            trained(tmp_path / "run", start)
+        with pytest.raises(InputError, match=r"the tokenizer .*tokenizer\.json makes other tokens of"):
+            any_model.open_model(folders / "plain", tokenizer=tmp_path / name / "tokenizer.json")

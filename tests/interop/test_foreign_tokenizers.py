@@ -9,7 +9,7 @@ import transformers
 from pretrained_folders import TEXTS, write, write_tokenizer
 
 from de_jax.data.text.tokenizing import JsonTokenizer, load_tokenizer
-from de_jax.interop import foreign_tokenizers
+from de_jax.interop import foreign_tokenizers, sentence_transformers_export
 from de_jax.types import InputError
 
 ODD = ["It's 12.5 Naïve  words\n日本語 ☃ ", " leading", "`` ''", "trailing ", "ÀÉÎÕÜ straße İstanbul ﬁ ½ ① don't", "a<b>c </a> [x]"]
@@ -97,6 +97,30 @@ def test_a_tokenizer_is_the_same_after_it_was_saved(tmp_path, name):
     assert (again.fingerprint, again.pad_id, again.prefix_ids) == (opened.fingerprint, opened.pad_id, opened.prefix_ids)
     for texts in (TEXTS, ODD, [f"{token} hello </s> <pad>" for token in ADDED]):
         assert [row.tolist() for row in again.encode(texts)] == [row.tolist() for row in opened.encode(texts)]
+
+
+@pytest.mark.parametrize("special_tokens", ["text", "as_transformers"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_an_export_and_its_import_read_special_tokens_in_texts_as_the_run_does(tmp_path, name, special_tokens):
+    save(tmp_path / "model", name, ADDED)
+    opened = foreign_tokenizers.read(tmp_path / "model", special_tokens=special_tokens).tokenizer
+    (tmp_path / "export").mkdir()
+    sentence_transformers_export._write_tokenizer(tmp_path / "export", opened, 64)
+    texts = ["a </s> b <pad> c<s>d", "x[SEP]y [PAD] [CLS]", "[Q] hello <eos><bos> <|endoftext|> <unk>", "<mask>a[MASK]b", *TEXTS]
+    ours, theirs = ids_of_both(tmp_path / "export", texts)
+    assert ours == theirs
+    again = foreign_tokenizers.read(tmp_path / "export").tokenizer
+    assert [row.tolist() for row in again.encode(texts)] == [row.tolist() for row in opened.encode(texts)]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_tokenizer_json_by_itself_reads_special_tokens_in_texts_as_text(tmp_path, name):
+    save(tmp_path, name)
+    opened = load_tokenizer(tmp_path / "tokenizer.json")
+    unknown = opened._tokenizer.token_to_id("<unk>")
+    for special in opened.special_tokens:
+        found = [token for row in opened.encode([f"a{special}b {special}"]) for token in opened._ours(row).tolist()]
+        assert opened._tokenizer.token_to_id(special) not in {*found} - {unknown}, special
 
 
 def test_a_file_that_says_the_same_is_kept_as_it_stands(tmp_path):

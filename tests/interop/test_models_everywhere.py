@@ -11,6 +11,7 @@ from pretrained_folders import TEXTS, write, write_encoder, write_sentence_trans
 
 import de_jax
 from de_jax import trainer
+from de_jax.models.tower import PARTS
 from de_jax.tools import (
     analyse_embeddings,
     encode_corpus,
@@ -99,7 +100,8 @@ SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder',
 @pytest.mark.parametrize("shared", SHARED)
 def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_path, capsys, shared):
     data = made[1]
-    argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared])
+    lengths = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30}
+    argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared], **lengths)
     trainer.main(argv)
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f"apple {i},river {i} and {i}\n" for i in range(64)))
     settings = {
@@ -113,11 +115,14 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     trainer.main(["--gin_file=recipes/table_mined.gin", *argv])
     first, second = load_run(tmp_path / "first"), load_run(tmp_path / "second")
     assert second.model.shared == first.model.shared
+    assert (second.query.max_length, second.doc.max_length) == (first.query.max_length, first.doc.max_length) == (12, 30)
     capsys.readouterr()
     search.main([f"--run_dir={tmp_path / 'second'}", f"--dataset_dir={data}", "--query=apple", "--k=2"])
     export_model.main([f"--run_dir={tmp_path / 'second'}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'out'}"])
     again, ours = de_jax.load(tmp_path / "out"), de_jax.load(tmp_path / "second")
     np.testing.assert_allclose(again.encode_query(TEXTS), ours.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(again.encode_document(TEXTS), ours.encode_document(TEXTS), atol=1e-5)
+    assert again.run.model.shared == (first.model.shared if shared != "all" else PARTS)
 
 
 def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):

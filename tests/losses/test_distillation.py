@@ -237,7 +237,7 @@ def test_batches_that_teach_nothing_are_refused(name, make_embeddings):
         ({"dims": (4, 2)}, r"matryoshka\.dims has 4, but embeddings have 3 dimensions; give 1 to 3\."),
         ({"dims": (2, 2)}, r"matryoshka\.dims is \(2, 2\); give each number of dimensions once\."),
         ({"dims": ()}, r"matryoshka\.dims is empty; give at least one\."),
-        ({"dims": (0,)}, r"matryoshka\.dims is \(0,\); it must be a tuple with at least 1 in the place of 0, or None\."),
+        ({"dims": (0,)}, r"matryoshka\.dims\[0\] is 0; it must be at least 1\."),
         ({"dims": (3, 2), "weights": (1.0,)}, r"matryoshka\.weights has 1 numbers for 2 dims; give one for each\."),
         (
             {"dims": (2,), "loss": sampled_softmax},

@@ -213,7 +213,7 @@ def test_an_unknown_table_is_refused(papers):
         (("columns: [x, y]", "columns: [x, z]"), "has the column 'z', which is not described"),
         (("mean_of: [x]", "mean_of: [z]"), "the column 'y' is a mean of 'z', which the table does not have"),
         (("evaluation: e", "evaluation: f"), "the column 'x' names an evaluation that the file lacks, 'f'"),
-        (("published: [1, 2]", "published: [1, [2]]"), r"tables/1/rows/1/published/1 is \[2\], expected a finite number"),
+        (("published: [1, 2]", "published: [1, [2]]"), r"tables/1/rows/1/published/1 is \[2\], expected a number"),
         (("beside: a", "besides: a"), "rows/1 is 'besides', expected a key out of name, published, recipe, beside"),
     ],
 )

@@ -2,11 +2,11 @@
 
 import pytest
 
-from de_jax.files import schema
+from de_jax.settings import Record, list_of, nullable, some_text
 from de_jax.types import InputError
 from reproduction.yaml_files import read_yaml
 
-ROWS = schema.record({"rows": schema.list_of(schema.record({"name": schema.some_text, "score": schema.nullable(schema.number())}))})
+ROWS = Record({"rows": list_of(Record({"name": some_text, "score": nullable(float)}))})
 
 
 def _read(tmp_path, content):
@@ -30,7 +30,7 @@ def test_plain_values_are_read(tmp_path):
         ("rows: 2026-13-45\n", r"table\.yaml: not valid YAML"),
         ("? [a]\n: 1\n", r"line 1: not valid YAML"),
         (b"rows: \xff\n", r"table\.yaml is not UTF-8 text"),
-        ("rows: [{name: no, score: 1}]\n", "rows/0/name is False, expected a text"),
+        ("rows: [{name: no, score: 1}]\n", "rows/0/name is False, expected a string"),
         ("rows: [{name: a, score: .nan}]\n", "rows/0/score is nan, expected a finite number; correct the file"),
         ("", "found None, expected an object"),
     ],

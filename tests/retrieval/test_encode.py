@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.data.stores.equal_texts import text_hashes
+from de_jax.data.stores.corpus import text_hashes
 from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

@@ -307,7 +307,7 @@ def test_bad_data_is_refused_with_its_file(tmp_path, dataset_dir):
     assert "judged documents that are not in" in fault("qrels/test.tsv", "q0\td99\t1\n")
     assert "queries.jsonl, line 2: the id q0 was used before" in fault("queries.jsonl", 2 * '{"_id": "q0", "text": "fox"}\n')
     assert "queries.jsonl, line 1: not valid JSON" in fault("queries.jsonl", "{\n")
-    with pytest.raises(InputError, match="absent is not a folder; give a data set in the BEIR layout"):
+    with pytest.raises(InputError, match="absent is neither a folder nor a table; give a data set in the BEIR layout"):
         evaluate_beir.main(["--dataset_dirs", str(dataset_dir), str(tmp_path / "absent")])
 
 

@@ -40,6 +40,7 @@ class EpochPlan:
         self._unique = unique_in_batch
         self._order = epoch_order
         _require_enough(pairs, batch_size, unique_in_batch)
+        self._most = _most_batches(self._pairs, batch_size) if unique_in_batch and epoch_order is None else None
         self._first = self._full_batches(0)
         self._latest = (0, self._first)
         self.num_batches = len(self._first)
@@ -73,7 +74,46 @@ class EpochPlan:
     def _full_batches(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng((self._seed, epoch))
         order = rng.permutation(len(self._pairs)) if self._order is None else self._order(epoch)
+        if self._most and any(np.bincount(texts).max() > self._most for texts in self._pairs.T):
+            order = self._scheduled(epoch, order, rng)
         return full_batches(self._pairs, order, self._batch_size, self._unique)
+
+    def _scheduled(self, epoch: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """An order whose batches hold texts that are in too many pairs once each.
+
+        An epoch of S batches takes S pairs of such a text, the next epoch another S. The pairs of one text after another are dealt
+        to the batches in turn, so no batch gets a text twice; queries are dealt, or documents, as one of them has the most pairs.
+        """
+        assert self._most
+        kept = np.random.default_rng(self._seed).permutation(len(self._pairs))
+        for texts in self._pairs.T:
+            kept = _in_turn(kept, texts[kept], self._most, epoch)
+        is_kept = np.zeros(len(order), bool)
+        is_kept[kept] = True
+        kept = order[is_kept[order]]
+        dealt = self._pairs[:, np.argmax([np.bincount(texts).max() for texts in self._pairs.T])]
+        kept = kept[np.argsort(rng.permutation(int(dealt.max()) + 1)[dealt[kept]], kind="stable")]
+        num_batches = min(self._most, len(kept) // self._batch_size)
+        batches, left = np.split(kept, [num_batches * self._batch_size])
+        return np.concatenate([batches.reshape(self._batch_size, num_batches).T.reshape(-1), left])
+
+
+def _most_batches(pairs: np.ndarray, batch_size: int) -> int:
+    """The most batches that pairs can fill where each holds a text once at most."""
+    most = len(pairs) // batch_size
+    for texts in pairs.T:
+        count = np.bincount(texts)
+        while most and np.minimum(count, most).sum() < most * batch_size:
+            most = min(most - 1, int(np.minimum(count, most).sum()) // batch_size)
+    return most
+
+
+def _in_turn(rows: np.ndarray, texts: np.ndarray, most: int, epoch: int) -> np.ndarray:
+    """At most `most` rows of each text; in each epoch the next ones, until all had their turn."""
+    order, count = np.argsort(texts, kind="stable"), np.bincount(texts)
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows)) - (np.cumsum(count) - count)[texts[order]]
+    return rows[(place - epoch * most) % count[texts] < most]
 
 
 def full_batches(

@@ -16,15 +16,16 @@ from jaxtyping import Float32, Int
 
 from de_jax.data.stores.corpus import KINDS, TokenStore
 from de_jax.data.text import input_policy
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
+from de_jax.settings import PositiveInt, Record, list_of
 from de_jax.types import Guide, InputError
 
-_OF_TEXTS = dict.fromkeys(KINDS, schema.text)
+_OF_TEXTS = dict.fromkeys(KINDS, str)
 GUIDE = Kind(
     "guide",
-    {"guide": schema.text, "dim": schema.integer(1, schema.MAX_SIZE), "texts": schema.record(_OF_TEXTS)},
+    Record({"guide": str, "dim": PositiveInt, "texts": Record(_OF_TEXTS)}),
     make="run encode_guide on it until it ends",
     mend="delete the folder and encode again",
 )
@@ -76,7 +77,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
 
 
 def _opened(folder: Path, kind: str, store: TokenStore, dim: int) -> _Embeddings:
-    ids = schema.read(folder / "ids.json", schema.texts, mend=GUIDE.mend, max_bytes=None)
+    ids = reading.read_json(folder / "ids.json", list_of(str), mend=GUIDE.mend, max_bytes=None)
     vectors = read_array(folder / "embeddings.npy", "<f4", (len(ids), dim), rebuild=GUIDE.mend)
     rows = store.rows_of(ids)
     places = np.full(store.num_texts, -1)

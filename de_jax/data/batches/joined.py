@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data.batches.teacher_scores import ScoresOf
-from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.stores.corpus import TextIds, TokenStore
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, Batch, InputError
 
@@ -48,7 +49,12 @@ class JoinedStore:
             raise InputError(f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} are supported.")
         places = dict(zip(own, self._starts, strict=True))
         self.firsts = [places[store.content_hash] for store in stores.values()]
-        self.ids = _JoinedIds([(name, store.ids) for name, store, _ in self._own], self._starts)
+        self.ids = TextIds(self.num_texts, lambda rows: list(map(self._id_of, rows.tolist())))
+
+    def _id_of(self, row: int) -> str:
+        place = bisect.bisect_right(self._starts, row) - 1
+        name, store, _ = self._own[place]
+        return f"{name}/{store.ids[row - self._starts[place]]}"
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
         """Tokens of each text after truncation to its store's length, or to `max_length` if that is shorter."""
@@ -141,18 +147,3 @@ def with_ids_from(batch: Batch, first: Mapping[str, int]) -> Batch:
 def moved(rows: np.ndarray, first: int) -> np.ndarray:
     """Rows of a store as rows of the joined one; `PADDING_ID` stays."""
     return np.where(rows == PADDING_ID, PADDING_ID, rows + first).astype(np.int32)
-
-
-class _JoinedIds(Sequence[str]):
-    def __init__(self, parts: Sequence[tuple[str, Sequence[str]]], starts: Sequence[int]) -> None:
-        self._parts, self._starts = parts, starts
-
-    def __len__(self) -> int:
-        return self._starts[-1] + len(self._parts[-1][1])
-
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        place = int(np.searchsorted(self._starts, row, side="right")) - 1
-        name, ids = self._parts[place]
-        return f"{name}/{ids[int(row) - self._starts[place]]}"

@@ -98,7 +98,7 @@ def mixed_epochs(
 
     An epoch has as many rows as there are pairs. A task's own pairs all come once before any comes again, across epochs; a small
     task with a high rate is passed through several times in one epoch, a large one over several. Batches that repeat no text leave
-    some rows out, see `epoch_plan.EpochPlan`.
+    some rows out, see `pair_batches.EpochPlan`.
 
     Args:
         num_pairs: pairs of each task; the rows of a task follow those of the task before.

@@ -23,8 +23,7 @@ from de_jax.data.batches.guide import GuideOf
 from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.stores.equal_texts import first_rows
+from de_jax.data.stores.corpus import TokenStore, first_rows
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side

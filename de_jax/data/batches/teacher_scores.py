@@ -11,9 +11,9 @@ from jaxtyping import Float32, Float64, Int
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import trec_columns
-from de_jax.files import schema
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_lines
+from de_jax.settings import Count, Record
 from de_jax.types import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TEACHER_SCORES = Kind(
     "teacher scores",
-    {"teacher": schema.text, "texts": schema.text, "num_scores": schema.integer()},
+    Record({"teacher": str, "texts": str, "num_scores": Count}),
     make="run score_pairs on it until it ends",
     mend="delete the folder and score the pairs again",
 )

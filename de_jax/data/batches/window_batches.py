@@ -22,11 +22,11 @@ from de_jax.data.batches.epoch_plan import full_batches
 from de_jax.data.batches.pair_batches import require_shares
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.stores.equal_texts import first_rows
+from de_jax.data.stores.corpus import TokenStore, first_rows, in_memory
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
+from de_jax.settings import Count, map_of
 from de_jax.types import Batch, InputError
 
 SIDES = ("query", "doc")
@@ -57,7 +57,7 @@ class KeptSizes(dict[int, int]):
         super().__init__()
         self._path = path
         if path.is_file():
-            for shard, size in schema.read(path, schema.map_of(schema.integer(), keys=schema.text)).items():
+            for shard, size in reading.read_json(path, map_of(Count, keys=str)).items():
                 super().__setitem__(int(shard), size)
 
     def __setitem__(self, shard: int, size: int) -> None:
@@ -201,15 +201,7 @@ def _store(examples: Examples, name: str, tokenizer: Tokenizer) -> TokenStore:
         raise InputError(
             f"a {name} has the token {tokens.max()}, but its vocabulary has {tokenizer.vocab_size}; use the task's own."
         )
-    arrays = {
-        "tokens.npy": tokens,
-        "offsets.npy": np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-        "ids.npy": np.zeros(len(texts), "S1"),
-        "id_order.npy": np.arange(len(texts)),
-    }
-    described = {"vocab_size": tokenizer.vocab_size, "prefix_ids": tokenizer.prefix_ids, "suffix_ids": tokenizer.suffix_ids}
-    hashes = {"tokenizer_fingerprint": tokenizer.fingerprint, "content_hash": "in memory"}
-    return TokenStore(Path("in memory"), described | hashes, arrays)
+    return in_memory(tokens, lengths, tokenizer)
 
 
 def _plan(ids: Int32[np.ndarray, "N 2"], batch_size: int, key: tuple[int, ...], unique_in_batch: bool) -> Int64[np.ndarray, "S B"]:

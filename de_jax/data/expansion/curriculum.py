@@ -21,15 +21,15 @@ from jaxtyping import Float64, Int, Int32
 from de_jax.data.expansion.generated_queries import fingerprint
 from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
-from de_jax.files import folders, outputs, reading, schema
+from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import PositiveInt, Seed, check_fields
+from de_jax.settings import Count, PositiveInt, Record, Seed, check_fields
 from de_jax.types import InputError
 
 RANKED_QUERIES = Kind(
     "ranked queries",
-    {"num_pairs": schema.integer()},
+    Record({"num_pairs": Count}),
     make="it is made when a curriculum asks for it",
     mend="remove its folder, and it is made again",
 )

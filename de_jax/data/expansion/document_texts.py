@@ -9,9 +9,9 @@ tokenized twice.
 
 from __future__ import annotations
 
+import abc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64
@@ -19,7 +19,7 @@ from jaxtyping import Int, Int32, Int64
 from de_jax.data.expansion.curriculum import usable_queries
 from de_jax.data.expansion.query_texts import QueryTokens
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.passages import PassageIds
+from de_jax.data.text.passages import ids_of_docs
 from de_jax.data.text.tokenizing import PAD_ID
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError
@@ -28,33 +28,30 @@ _TEXTS, _DOCS = 1 << 17, 1 << 14
 """Texts whose lengths are computed at a time, and documents whose queries' lengths are read."""
 
 
-class _Expander(NamedTuple):
-    """Puts generated queries behind documents."""
+class _Expanded(abc.ABC):
+    """Documents with generated queries behind them, as a store that encoding and batches read."""
 
-    docs: TokenStore
-    queries: QueryTokens
-    max_query_length: int
-
-    def check(self) -> None:
-        if self.docs.tokenizer_fingerprint != self.queries.tokenizer_fingerprint:
+    def __init__(self, docs: TokenStore, queries: QueryTokens, max_query_length: int) -> None:
+        if docs.tokenizer_fingerprint != queries.tokenizer_fingerprint:
             raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
-        if self.max_query_length < 1:
-            raise InputError(f"max_query_length is {self.max_query_length}; give a query at least 1 token.")
+        if max_query_length < 1:
+            raise InputError(f"max_query_length is {max_query_length}; give a query at least 1 token.")
+        self.docs, self.queries, self.max_query_length = docs, queries, max_query_length
 
-    def lengths(
-        self, doc_rows: Int[np.ndarray, " r"], query_rows: Int[np.ndarray, "r S"], max_length: int
-    ) -> Int32[np.ndarray, " r"]:
-        """Tokens of each text with its special tokens and separators, after cutting the document to `max_length`."""
-        docs, queries, separators, _ = self._sizes(doc_rows, query_rows, max_length)
+    @abc.abstractmethod
+    def _texts(self, rows: Int[np.ndarray, " r"]) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, "r S"]]:
+        """The document of each row, and its queries, `PADDING_ID` where it has fewer."""
+
+    def lengths_of(self, rows: Int[np.ndarray, " r"], max_length: int) -> Int32[np.ndarray, " r"]:
+        """Tokens of some texts with special tokens and separators, after cutting the document to `max_length`."""
+        docs, queries, separators, _ = self._sizes(*self._texts(rows), max_length)
         return (docs + queries.sum(axis=1) + separators + self._num_specials()).astype(np.int32)
 
-    def pad(
-        self, doc_rows: Int[np.ndarray, " r"], query_rows: Int[np.ndarray, "r S"], max_length: int, pad_to: int
-    ) -> Int32[np.ndarray, "r {pad_to}"]:
-        """The texts, zeros to the right; a negative document gives zeros. See `TokenStore.pad`."""
-        padded = np.full((len(doc_rows), pad_to), PAD_ID, np.int32)
-        places = np.flatnonzero(doc_rows >= 0)
-        doc_rows, query_rows = doc_rows[places], query_rows[places]
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
+        padded = np.full((len(rows), pad_to), PAD_ID, np.int32)
+        places = np.flatnonzero(rows >= 0)
+        doc_rows, query_rows = self._texts(rows[places])
         docs, queries, separators, starts = self._sizes(doc_rows, query_rows, max_length)
         longest = int((docs + queries.sum(axis=1) + separators).max(initial=0)) + self._num_specials()
         if len(places) and longest > pad_to:
@@ -71,32 +68,6 @@ class _Expander(NamedTuple):
             column = column + lengths
         _write_same(padded, places, column, separator, np.ones(len(places), bool))
         return padded
-
-    def longest_with_one(self, max_length: int) -> int:
-        """Tokens of the longest text of a document alone or with one of its queries, after cutting the document to `max_length`.
-
-        The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
-        """
-        firsts, room, separator, longest = self.queries.firsts, max_length - self._num_specials(), len(self.docs.suffix_ids), 0
-        for start in range(0, len(firsts) - 1, _DOCS):
-            own = firsts[start : start + _DOCS + 1]
-            queries = np.minimum(np.diff(self.queries.offsets[own[0] : own[-1] + 1]), self.max_query_length)
-            queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
-            docs = np.diff(self.docs.offsets[start : start + len(own)])
-            has_any = np.diff(own) > 0
-            if has_any.any():
-                docs[has_any] += np.maximum.reduceat(queries, (own[:-1] - own[0])[has_any])
-            longest = max(longest, int(docs.max()))
-        return min(longest, room) + self._num_specials()
-
-    def share_without_room(self, max_length: int) -> float:
-        """What part of the queries do not fit with one token of a document before them."""
-        room, separator, num_fit, num_queries = max_length - self._num_specials(), len(self.docs.suffix_ids), 0, 0
-        for start in range(0, len(self.queries.offsets) - 1, _TEXTS):
-            lengths = np.minimum(np.diff(self.queries.offsets[start : start + _TEXTS + 1]), self.max_query_length)
-            num_fit += int(np.count_nonzero((lengths > 0) & (lengths + separator < room)))
-            num_queries += int(np.count_nonzero(lengths))
-        return 1 - num_fit / num_queries if num_queries else 0.0
 
     def _sizes(
         self, doc_rows: np.ndarray, query_rows: np.ndarray, max_length: int
@@ -118,8 +89,8 @@ class _Expander(NamedTuple):
         return len(self.docs.prefix_ids) + len(self.docs.suffix_ids)
 
 
-class ExpandedTexts:
-    """Documents with up to S queries each, as a store that encoding and batches read.
+class ExpandedTexts(_Expanded):
+    """Documents with up to S queries each.
 
     Attributes:
         doc_rows: int64 [m] the document of each text.
@@ -148,10 +119,9 @@ class ExpandedTexts:
         Raises:
             InputError: stores of different vocabularies, or no room for a query.
         """
-        self._expander = _Expander(docs, queries, max_query_length)
-        self._expander.check()
+        super().__init__(docs, queries, max_query_length)
         self.doc_rows, self._query_rows = np.asarray(doc_rows, np.int64), np.asarray(query_rows, np.int64)
-        self.ids, self.num_texts = PassageIds(docs.ids, self.doc_rows), len(self.doc_rows)
+        self.ids, self.num_texts = ids_of_docs(docs.ids, self.doc_rows), len(self.doc_rows)
         self.tokenizer_fingerprint = docs.tokenizer_fingerprint
         digest = hashlib.sha256(f"{docs.content_hash} {queries.content_hash} expanded {max_query_length}".encode())
         for rows in (self.doc_rows, self._query_rows):
@@ -159,16 +129,14 @@ class ExpandedTexts:
         self.content_hash = digest.hexdigest()
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " m"]:
-        """Tokens of each text with its special tokens and separators, after cutting the document to `max_length`."""
-        blocks = (slice(start, start + _TEXTS) for start in range(0, self.num_texts, _TEXTS))
+        """Tokens of each text."""
+        starts = range(0, self.num_texts, _TEXTS)
         return np.concatenate(
-            [self._expander.lengths(self.doc_rows[block], self._query_rows[block], max_length) for block in blocks]
+            [self.lengths_of(np.arange(start, min(start + _TEXTS, self.num_texts)), max_length) for start in starts]
         )
 
-    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
-        """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
-        doc_rows = np.where(rows >= 0, self.doc_rows[rows], PADDING_ID)
-        return self._expander.pad(doc_rows, self._query_rows[rows], max_length, pad_to)
+    def _texts(self, rows: Int[np.ndarray, " r"]) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, "r S"]]:
+        return self.doc_rows[rows], self._query_rows[rows]
 
 
 class _Lengths:
@@ -186,7 +154,7 @@ class _Lengths:
         return self._longest()
 
 
-class TextsWithOneQuery:
+class TextsWithOneQuery(_Expanded):
     """Every document without a query and with each of its own, for training: as many texts as documents and queries together.
 
     The text of document d with its query of index i is the row `bare[d] + 1 + i`, and `bare[d]` where i is `curriculum.NONE`.
@@ -207,8 +175,7 @@ class TextsWithOneQuery:
         Raises:
             InputError: different vocabularies, no room for a query, or more texts than batches can number.
         """
-        self._expander = _Expander(docs, queries, max_query_length)
-        self._expander.check()
+        super().__init__(docs, queries, max_query_length)
         self._firsts = queries.firsts
         self.bare = np.arange(len(self._firsts) - 1) + self._firsts[:-1]
         self.num_texts = len(self.bare) + int(self._firsts[-1])
@@ -219,23 +186,36 @@ class TextsWithOneQuery:
             )
 
     def lengths(self, max_length: int) -> _Lengths:
-        """Tokens of each text after truncation, looked up when asked for."""
-        return _Lengths(
-            lambda rows: self._expander.lengths(*self._texts(rows), max_length),
-            lambda: self._expander.longest_with_one(max_length),
-        )
+        """Tokens of each text, looked up when asked for."""
+        return _Lengths(lambda rows: self.lengths_of(rows, max_length), lambda: self.longest(max_length))
+
+    def longest(self, max_length: int) -> int:
+        """Tokens of the longest text of a document alone or with one of its queries, after cutting the document to `max_length`.
+
+        The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
+        """
+        firsts, room, separator, longest = self.queries.firsts, max_length - self._num_specials(), len(self.docs.suffix_ids), 0
+        for start in range(0, len(firsts) - 1, _DOCS):
+            own = firsts[start : start + _DOCS + 1]
+            queries = np.minimum(np.diff(self.queries.offsets[own[0] : own[-1] + 1]), self.max_query_length)
+            queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
+            docs = np.diff(self.docs.offsets[start : start + len(own)])
+            has_any = np.diff(own) > 0
+            if has_any.any():
+                docs[has_any] += np.maximum.reduceat(queries, (own[:-1] - own[0])[has_any])
+            longest = max(longest, int(docs.max()))
+        return min(longest, room) + self._num_specials()
 
     def share_without_room(self, max_length: int) -> float:
-        """What part of the queries are left out of texts of so many tokens."""
-        return self._expander.share_without_room(max_length)
-
-    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
-        """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
-        doc_rows, query_rows = self._texts(np.maximum(rows, 0))
-        return self._expander.pad(np.where(rows >= 0, doc_rows, PADDING_ID), query_rows, max_length, pad_to)
+        """What part of the queries do not fit with one token of a document before them."""
+        room, separator, num_fit, num_queries = max_length - self._num_specials(), len(self.docs.suffix_ids), 0, 0
+        for start in range(0, len(self.queries.offsets) - 1, _TEXTS):
+            lengths = np.minimum(np.diff(self.queries.offsets[start : start + _TEXTS + 1]), self.max_query_length)
+            num_fit += int(np.count_nonzero((lengths > 0) & (lengths + separator < room)))
+            num_queries += int(np.count_nonzero(lengths))
+        return 1 - num_fit / num_queries if num_queries else 0.0
 
     def _texts(self, rows: Int[np.ndarray, " r"]) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, "r 1"]]:
-        """The document of each row, and its query."""
         doc_rows = np.searchsorted(self.bare, rows, side="right") - 1
         indices = rows - self.bare[doc_rows] - 1
         return doc_rows, np.where(indices < 0, PADDING_ID, self._firsts[doc_rows] + indices)[:, None]

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.text import beir, input_policy
-from de_jax.files import folders, outputs, reading, schema
+from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_lines
+from de_jax.settings import Count, Maybe, Record, file_name, list_of, map_of, some_text, text_id
 from de_jax.types import InputError
 
 PLAN_FILE = "plan.json"
@@ -28,19 +29,21 @@ _IDS = 8192
 """Of a corpus, made to an array at a time."""
 EXPANSION = Kind(
     "expansion",
-    {
-        "parts": schema.map_of(schema.some_text, keys=schema.file_name),
-        "num_docs": schema.Maybe(schema.integer()),
-    },
+    Record(
+        {
+            "parts": map_of(some_text, keys=file_name),
+            "num_docs": Maybe(Count),
+        }
+    ),
     make="run de-jax doc2query on it until it ends",
     mend="copy the expansion again, or delete it and write it again",
 )
-_OWN_OR_RELEASED = schema.record(
+_OWN_OR_RELEASED = Record(
     {
-        "_id": schema.Maybe(schema.text_id),
-        "id": schema.Maybe(schema.text_id),
-        "queries": schema.Maybe(schema.texts),
-        "predicted_queries": schema.Maybe(schema.texts),
+        "_id": Maybe(text_id),
+        "id": Maybe(text_id),
+        "queries": Maybe(list_of(str)),
+        "predicted_queries": Maybe(list_of(str)),
     }
 )
 
@@ -102,7 +105,7 @@ def read_plan(folder: str | Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing or damaged.
     """
-    plan: dict[str, Any] = schema.read(Path(folder) / PLAN_FILE, schema.record({}))
+    plan: dict[str, Any] = reading.read_json(Path(folder) / PLAN_FILE, Record({}))
     return plan
 
 
@@ -240,7 +243,7 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
 def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
     for path in paths:
-        for line, record in schema.read_records(path, _OWN_OR_RELEASED):
+        for line, record in reading.read_records(path, _OWN_OR_RELEASED):
             found = [record.get(ours, record.get(theirs)) for ours, theirs in (("_id", "id"), ("queries", "predicted_queries"))]
             if None in found:
                 raise InputError(f'{path}, line {line}: expected {{"_id": "...", "queries": ["...", ...]}}.')

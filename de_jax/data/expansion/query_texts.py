@@ -28,20 +28,21 @@ from jaxtyping import Int, Int32, Int64, UInt8
 from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
+from de_jax.settings import Record, Size
 from de_jax.types import InputError
 
 QUERY_TEXTS = Kind(
     "query texts",
-    {"num_docs": schema.integer(1), "num_bytes": schema.integer(1)},
+    Record({"num_docs": Size, "num_bytes": Size}),
     make="it is made when an expansion is read",
     mend="remove its folder, and it is made again",
 )
 QUERY_TOKENS = Kind(
     "query tokens",
-    {"num_queries": schema.integer(1), "num_tokens": schema.integer(1)},
+    Record({"num_queries": Size, "num_tokens": Size}),
     make="it is made when an expansion is used",
     mend="remove its folder, and it is made again",
     version=2,

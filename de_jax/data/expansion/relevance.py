@@ -10,22 +10,23 @@ import functools
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from de_jax.files import schema
+from de_jax.files import reading
+from de_jax.settings import Range, Record, list_of, text_id
 from de_jax.types import InputError
 
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
 
 _LARGEST = float(np.finfo(np.float32).max)
-_SCORES = schema.record(
+_SCORES = Record(
     {
-        "query_id": schema.text_id,
-        "doc_id": schema.text_id,
-        "scores": schema.list_of(schema.number(-_LARGEST, _LARGEST)),
+        "query_id": text_id,
+        "doc_id": text_id,
+        "scores": list_of(Annotated[float, Range(-_LARGEST, _LARGEST)]),
     }
 )
 
@@ -81,7 +82,7 @@ class ScoreFile:
         self._path, self._pairs = Path(path), list(pairs)
         found: dict[tuple[str, str], np.ndarray] = {}
         wanted = set(self._pairs)
-        for _, record in schema.read_records(self._path, _SCORES):
+        for _, record in reading.read_records(self._path, _SCORES):
             key = record["query_id"], record["doc_id"]
             if key in wanted:
                 found[key] = np.array(record["scores"], np.float32)

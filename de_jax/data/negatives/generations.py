@@ -27,9 +27,10 @@ from jaxtyping import Int, Int32
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
-from de_jax.files import folders, outputs, reading, schema
+from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
+from de_jax.settings import Count, Maybe, NonNegativeFloat, Record, Size, file_name, map_of
 from de_jax.types import PADDING_ID, InputError
 
 _DIGITS = 6
@@ -42,14 +43,16 @@ class DamagedGeneration(InputError):
 
 NEGATIVES = Kind(
     "negatives",
-    {
-        "num_pairs": schema.integer(1),
-        "parts": schema.map_of(schema.text, keys=schema.file_name, least=1),
-        "checkpoint_step": schema.Maybe(schema.integer()),
-        "run_dir_from_here": schema.Maybe(schema.text),
-        "statistics": schema.Maybe(schema.map_of(schema.number())),
-        "seconds": schema.Maybe(schema.map_of(schema.number(0))),
-    },
+    Record(
+        {
+            "num_pairs": Size,
+            "parts": map_of(str, keys=file_name, least=1),
+            "checkpoint_step": Maybe(Count),
+            "run_dir_from_here": Maybe(str),
+            "statistics": Maybe(map_of(float)),
+            "seconds": Maybe(map_of(NonNegativeFloat)),
+        }
+    ),
     make="copy the generation again, or remove it",
     mend="copy the generation again, or remove it",
     version=2,

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import DamagedGeneration, Generation, rows_of_pairs
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
 from de_jax.files.reading import read_bytes
+from de_jax.settings import Count, of_class
 from de_jax.types import InputError
 
 SWITCHES_FILE = "switches.jsonl"
@@ -48,7 +49,7 @@ class _Candidate(NamedTuple):
     held: futures.Future[Generation]
 
 
-_SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
+_SWITCH = of_class(Switch, step=Count, generation=Count)
 
 
 class MinedNegatives:
@@ -340,7 +341,7 @@ def read_switches(path: str | Path) -> list[Switch]:
     path = Path(path)
     switches: list[Switch] = []
     num_whole = read_bytes(path).count(b"\n") if path.exists() else 0
-    records = schema.read_records(path, _SWITCH) if path.exists() else iter(())
+    records = reading.read_records(path, _SWITCH) if path.exists() else iter(())
     while True:
         try:
             line, record = next(records, (0, None))

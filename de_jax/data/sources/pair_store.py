@@ -1,4 +1,4 @@
-"""Training pairs as tokens in one folder: a task that was read once, so that training needs only the folder.
+"""Training pairs as tokens in one folder: a task or a table that was read once, so that training needs only the folder.
 
 queries/, docs/                    token stores; a text of many pairs is stored once
 query_tokenizer/, doc_tokenizer/   the tokenizers of these stores
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import itertools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +26,15 @@ import numpy as np
 from de_jax.data.batches import mixing
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_both, training_set
+from de_jax.data.sources.training_set import TrainingSet, opened, opened_tokenizers, queries_for_both, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
-from de_jax.data.text import beir, input_policy
-from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
-from de_jax.files import schema
+from de_jax.data.text import beir, input_policy, table_files
+from de_jax.data.text.table_files import Rows, Table
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
+from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import LocalPath, checked
+from de_jax.settings import Count, LocalPath, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -45,15 +48,19 @@ class Part(NamedTuple):
 
 PAIR_STORE = Kind(
     "pair store",
-    {
-        "made_from": schema.text,
-        "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
-        "file_sizes": schema.record({"pairs.npy": schema.integer()}),
-        "has_dev": schema.flag,
-    },
+    Record(
+        {
+            "made_from": str,
+            "parts": list_of(of_class(Part, rate=NonNegativeFloat, num_pairs=Size), least=1),
+            "file_sizes": Record({"pairs.npy": Count}),
+            "has_dev": bool,
+        }
+    ),
     make="write one with de-jax import_pairs or export_batches",
     mend="remove the folder of pairs and write it again",
 )
+_READ_AS = "table 3"
+"""Changes whenever equal tables are read as other pairs, so that a kept folder of before is not used."""
 _DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<f4"}
 
 
@@ -78,7 +85,11 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
+    return trained_on(store, options, share)
 
+
+def trained_on(store: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
+    """The training set of an open folder of pairs, whose tokenizers and dev set come before those of the options."""
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
@@ -92,6 +103,111 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         by_doc_tower = functools.partial(_for_doc_tower, store)
         found = found._replace(for_both=queries_for_both(asked, options.num_for_both, store.query_store, by_doc_tower))
     return found
+
+
+class Tables(NamedTuple):
+    """The tables for training and for scoring checkpoints.
+
+    Attributes:
+        train: the table.
+        dev: a separate table; None without such a table.
+        dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
+    """
+
+    train: Table
+    dev: Table | None = None
+    dev_fraction: float = 0.0
+
+
+@checked
+def table_pairs(
+    path: LocalPath | Rows = "",
+    *,
+    columns: Mapping[str, str] | None = None,
+    header: Sequence[str] = (),
+    split: str = "train",
+    subset: str = "",
+    dev_path: LocalPath = "",
+    dev_fraction: ShareBelowOne = 0.0,
+    skip_bad_rows: bool = False,
+    options: PairsOptions = PairsOptions(),
+    share: Share = Share(),
+) -> TrainingSet:
+    """Opens a table with a column of queries and one of documents for training; it is read on first use and kept as a pair store.
+
+    The pairs are in the order of the rows. Equal texts are one text, hard negatives and scores are kept for each row; see
+    `table_rows` for what columns are called. A second start reads the files for their checksum alone.
+
+    Args:
+        path: csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of `datasets.save_to_disk`, a name of the
+            Hugging Face hub, several of these, or a sequence of dictionaries.
+        columns: the column of "query", "doc", "neg_docs", ..., where its name is not known; see `Table.columns`.
+        header: names of the columns of a csv or tsv file without a first line that names them.
+        split: of a `datasets` folder or a name of the hub; `options.dev_split` is the split that scores checkpoints.
+        subset: of a name of the hub that has several.
+        dev_path: a table that scores checkpoints; its documents are searched among those of both.
+        dev_fraction: where no other table does, the share of the queries whose pairs score checkpoints and are not trained on. A
+            query is among them or not by its text, whatever the table.
+        skip_bad_rows: count rows that cannot be used on stderr instead of refusing them.
+        options: how the pairs become batches; `tokenizer` must be set.
+        share: what this process makes of them.
+
+    Raises:
+        InputError: a table that cannot be read, a row that cannot be used (names the file, the row and the column), or batches that
+            the pairs cannot fill.
+    """
+    for name, value in (("path", path), ("tokenizer", options.tokenizer)):
+        if isinstance(value, str) and not value:
+            raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
+    tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
+    table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
+    tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
+    made_from = fingerprint_of(tables, tokenizers)
+    folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
+
+    def build(out_dir: Path) -> TrainingPairs:
+        from de_jax.data.sources import table_store  # which opens by this module what it wrote
+
+        return table_store.write_pairs(out_dir, tables, tokenizers, made_from)
+
+    return trained_on(folders.build_once(folder, open_pair_store, build), options, share)
+
+
+def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:
+    """A table and its dev table; arguments as of `table_pairs`. A dev table or split comes before a fraction.
+
+    Raises:
+        InputError: a `dev_split` of a table without splits, or beside a `dev_path`.
+    """
+    if dev_split and dev_path:
+        raise InputError(f"dev_split {dev_split!r} and the table {dev_path} would both be the dev set; leave one of them out.")
+    if dev_split and not (isinstance(table.source, str) and table_files.has_splits(table.source)):
+        raise InputError(
+            f"{table.name} has no splits, so not {dev_split!r} either; leave dev_split out, and give a table or a share for dev."
+        )
+    if dev_path:
+        alone: dict[str, Any] = {} if table_files.has_splits(dev_path) else {"split": "train", "subset": ""}
+        return Tables(table, table._replace(source=dev_path, **alone))
+    return Tables(table, table._replace(split=dev_split)) if dev_split else Tables(table, None, dev_fraction)
+
+
+def fingerprint_of(tables: Tables, tokenizers: Mapping[str, Tokenizer]) -> str:
+    """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
+    contents = [table_files.fingerprint(one) for one in (tables.train, tables.dev) if one]
+    prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
+    settings = [sorted(tables.train.columns.items()), tables.train.skip_bad_rows]
+    described = [PAIR_STORE.format, _READ_AS, *contents, prints, settings, tables.dev_fraction]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _stem(path: str | Rows) -> str:
+    """A readable name of the folder; its hash makes it unique."""
+    name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
+    return "".join(character for character in name if character.isalnum() or character in "-_") or "table"
+
+
+def _cache_dir(cache_dir: str) -> Path:
+    return Path(cache_dir) if cache_dir else outputs.cache_dir() / "pair_stores"
 
 
 def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOptions) -> None:

@@ -26,7 +26,7 @@ from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.batches.window_batches import KeptSizes, Shards
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer
 from de_jax.files import folders
 from de_jax.files.outputs import progress_bar
 from de_jax.types import InputError
@@ -36,6 +36,7 @@ TEXTS_SPLIT = "all"
 
 _OPTIONAL = ("neg_doc_ids", "neg_query_ids", "relevance")
 _CHUNK_EXAMPLES = 1024
+_SAMPLE_TEXTS = 64
 
 
 class Selection(NamedTuple):
@@ -233,7 +234,28 @@ def _tokenizer(task: Any, side: str) -> Tokenizer:
             tf.io.gfile.copy(feature.vocabulary.sentencepiece_model_file, str(local))  # it may be in a bucket
         except tf.errors.OpError as error:
             raise InputError(f"the vocabulary of task '{task.name}' cannot be read: {error.message}.") from None
-        return load_tokenizer(local)
+        tokenizer = load_tokenizer(local)
+    check_same_tokens(
+        tokenizer,
+        feature.vocabulary.encode,
+        lambda text: tokenizer.encode([text])[0].tolist(),
+        f"the vocabulary of '{side}' in task '{task.name}' makes other tokens of {{text}} than its file "
+        f"{feature.vocabulary.sentencepiece_model_file}, by which texts are encoded; write what it changes, such as "
+        "normalizer_spec_overrides, into the file.",
+    )
+    return tokenizer
+
+
+def _check_read(task: Any, side: str, rows: Sequence[np.ndarray]) -> None:
+    """Refuses a task whose preprocessors make tokens in another way than its vocabulary does of the same texts."""
+    vocabulary = task.output_features[side].vocabulary
+    known = [row.tolist() for row in rows[:_SAMPLE_TEXTS] if vocabulary.unk_id not in row]
+    differ = [row for row in known if vocabulary.encode(vocabulary.decode(row)) != row]
+    if len(differ) > len(known) // 2:
+        raise InputError(
+            f"the task '{task.name}' gives '{side}' tokens such as {differ[0][:8]}, which its vocabulary does not make of "
+            f"{vocabulary.decode(differ[0])[:60]!r}; tokenize with the vocabulary of the feature."
+        )
 
 
 def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) -> Callable[[], Iterator[Columns]]:
@@ -261,8 +283,12 @@ def _read(
         options = {"use_cached": use_cached, "shuffle": False, "num_epochs": 1, "shard_info": shard_info}
         dataset = task.get_dataset(sequence_length=None, split=split, **options)
         dataset = change(dataset.map(lambda example: {name: example[name] for name in features}))
-        for batch in dataset.ragged_batch(_CHUNK_EXAMPLES):
-            yield {name: _column(column, task, name) for name, column in batch.items()}
+        for number, batch in enumerate(dataset.ragged_batch(_CHUNK_EXAMPLES)):
+            columns = {name: _column(column, task, name) for name, column in batch.items()}
+            for side in SIDES if not number else ():
+                if side in columns:
+                    _check_read(task, side, columns[side])
+            yield columns
     except tf.errors.OpError as error:
         # TensorFlow turns an error of a generator into text.
         told = re.search(r"InputError: (.*)", str(error))

@@ -1,4 +1,4 @@
-"""Writes the rows of a table as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
+"""Writes the rows of a table as a folder of pairs (`pair_store`).
 
 Equal texts are one text. Its id is the first 20 hex digits of the SHA-256 of its UTF-8 bytes, so it depends on no file and on no
 order of rows. Texts are streamed: memory holds the ids and the numbers of rows alone.
@@ -8,44 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, NamedTuple
 
 import numpy as np
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import Part
+from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
-from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import folders
 from de_jax.files.outputs import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
 _DIGEST_BYTES = 10
 _CHUNK_EXAMPLES = 4096
-
-
-class Tables(NamedTuple):
-    """The tables for training and for scoring checkpoints.
-
-    Attributes:
-        train: the table.
-        dev: a separate table; None without such a table.
-        dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
-    """
-
-    train: Table
-    dev: Table | None = None
-    dev_fraction: float = 0.0
 
 
 def text_id(text: str) -> str:
@@ -54,7 +35,7 @@ def text_id(text: str) -> str:
     >>> text_id("why?")
     'f5b2b98bf44b60881a86'
     """
-    return _digest(text).hex()
+    return digest(text).hex()
 
 
 def write_pairs(
@@ -88,44 +69,11 @@ def write_pairs(
     return pair_store.open_pair_store(out_dir)
 
 
-def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None) -> dict[str, int]:
-    """Reads the tables once and writes a data set in the BEIR layout, with the splits train and, if asked for, dev.
-
-    Hard negatives are among its documents; scores are left out.
-
-    Returns:
-        How many "queries", "docs", "train_pairs" and "dev_pairs" there are.
-
-    Raises:
-        InputError: as of `write_pairs`.
-    """
-    counts = {"train_pairs": 0, "dev_pairs": 0}
-    with folders.atomic_dir(out_dir, beir.BEIR_KIND) as folder, ExitStack() as stack:
-        (folder / "qrels").mkdir()
-        files: dict[str, IO[str]] = {
-            "query": stack.enter_context(open(folder / "queries.jsonl", "w", encoding="utf-8")),
-            "doc": stack.enter_context(beir.deterministic_gzip(folder / "corpus.jsonl.gz")),
-        }
-        texts = {"query": _Texts(_json_lines(files["query"].write)), "doc": _Texts(_json_lines(files["doc"].write, title=""))}
-        judged: dict[str, IO[str]] = {}
-        for chunk in _chunks(tables, [] if read is None else read):
-            texts["query"].add([one.query for one, _ in chunk])
-            texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)])
-            for one, split in chunk:
-                if one.docs and split not in judged:
-                    judged[split] = stack.enter_context(open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8"))
-                    judged[split].write("\t".join(beir.QRELS_HEADER) + "\n")
-                for doc in one.docs:
-                    judged[split].write(f"{text_id(one.query)}\t{text_id(doc)}\t1\n")
-                counts[f"{split}_pairs"] += len(one.docs)
-    return {"queries": texts["query"].num_texts, "docs": texts["doc"].num_texts, **counts}
-
-
 def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> tuple[dict[str, np.ndarray], beir.Qrels]:
     """The arrays of a folder of pairs, and the judgements that score checkpoints; texts are written meanwhile."""
     pairs, mined, scores = [np.zeros((0, 2), np.int32)], [np.zeros((0, 0), np.int32)], [np.zeros((0, 1), np.float32)]
     dev_qrels: beir.Qrels = {}
-    for chunk in _chunks(tables, read):
+    for chunk in chunks(tables, read):
         queries = texts["query"].add([one.query for one, _ in chunk])
         docs = iter(texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)]).tolist())
         rows: list[tuple[int, int]] = []
@@ -158,17 +106,21 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
     return arrays, dev_qrels
 
 
-def _chunks(tables: Tables, read: list[Reading]) -> Iterator[list[tuple[Example, str]]]:
-    """The examples of both tables with their split, "train" or "dev", many at a time; at the end `_require_pairs`."""
+def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> Iterator[list[tuple[Example, str]]]:
+    """The examples of both tables with their split, "train" or "dev", many at a time; see `write_pairs` and `Reading`.
+
+    Raises:
+        InputError: at the end, where there is nothing to train on, or no relevant document for the queries of "dev".
+    """
     num_pairs: dict[str, int] = {}
 
     def examples() -> Iterator[tuple[Example, str]]:
-        read[:] = [Reading(table) for table in (tables.train, tables.dev) if table]
+        read[:] = [Reading(table, as_texts=as_texts) for table in (tables.train, tables.dev) if table]
         for one in read[0].examples():
-            is_dev = int.from_bytes(_digest(one.query)[:6]) < tables.dev_fraction * 2**48
+            is_dev = int.from_bytes(digest(one.query)[:6]) < tables.dev_fraction * 2**48
             yield one, "dev" if is_dev else "train"
         for one in itertools.chain.from_iterable(dev.examples() for dev in read[1:]):
-            yield one, "dev"
+            yield one._replace(row=one.row + read[0].num_rows), "dev"
 
     stream = iter(progress_bar(examples(), desc=f"read {tables.train.name}", unit=" rows", delay=1))
     while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
@@ -205,7 +157,7 @@ class _Texts:
         """The row of each text, int32."""
         if not texts:
             return np.zeros(0, np.int32)
-        digests = [_digest(text) for text in texts]
+        digests = [digest(text) for text in texts]
         rows, new = self._rows.find_or_add(np.array(digests, f"S{_DIGEST_BYTES}"))
         if new:
             self._write([digests[place].hex() for place in new], [texts[place] for place in new])
@@ -254,14 +206,6 @@ def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable
     return write
 
 
-def _json_lines(append: Callable[[str], object], **more: str) -> Callable[[list[str], list[str]], None]:
-    def write(ids: list[str], texts: list[str]) -> None:
-        records = ({"_id": one, **more, "text": text} for one, text in zip(ids, texts, strict=True))
-        append("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-    return write
-
-
 def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtype: type) -> np.ndarray:
     """The lists as rows, filled up to the longest."""
     width = max(map(len, lists), default=0)
@@ -271,5 +215,6 @@ def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtyp
     return filled
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """What tells a text from others."""
     return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]

@@ -136,7 +136,7 @@ def beir_pairs(
     qrels = _read_split(dataset_dir, split)
     rows = qrel_pairs(qrels, *stores)
     input_policy.tell_graded(
-        Path(dataset_dir).resolve().name, sum(grade <= 0 for judged in qrels.values() for grade in judged.values())
+        beir.folder_of(dataset_dir).resolve().name, sum(grade <= 0 for judged in qrels.values() for grade in judged.values())
     )
 
     def own_queries() -> list[str]:
@@ -144,7 +144,7 @@ def beir_pairs(
         return [texts[stores[0].ids[row]] for row in rows[:, 0].tolist()]
 
     pairs = TrainingPairs(
-        Path(dataset_dir).resolve().name,
+        beir.folder_of(dataset_dir).resolve().name,
         *stores,
         rows,
         text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {},

@@ -12,14 +12,15 @@ Truncation and special tokens are applied when rows are read, so one store serve
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int, Int32, UInt64
 
-from de_jax.data.stores.store_writer import TOKEN_STORE, joined, writing
+from de_jax.data.batches.layout import Store
+from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, joined, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, reading
@@ -32,16 +33,17 @@ DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.n
 
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
+_HASHED_TEXTS = 4096
 
 
 class TextIds(Sequence[str]):
-    """The ids of a store's texts, decoded from the memory-mapped array when asked for."""
+    """The ids of texts, which are looked up when asked for: `find` gives those of some rows."""
 
-    def __init__(self, encoded: np.ndarray) -> None:
-        self._encoded = encoded
+    def __init__(self, num_texts: int, find: Callable[[np.ndarray], list[str]]) -> None:
+        self._num_texts, self._find = num_texts, find
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return self._num_texts
 
     @overload
     def __getitem__(self, row: int) -> str: ...
@@ -49,8 +51,8 @@ class TextIds(Sequence[str]):
     def __getitem__(self, row: slice) -> list[str]: ...
     def __getitem__(self, row: int | slice) -> str | list[str]:
         if isinstance(row, slice):
-            return [text_id.decode() for text_id in self._encoded[row].tolist()]
-        return bytes(self._encoded[row]).decode()
+            return self._find(np.arange(*row.indices(self._num_texts)))
+        return self._find(np.array([range(self._num_texts)[row]]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _CHUNK_TEXTS):
@@ -79,8 +81,8 @@ class TokenStore:
         self.offsets = np.asarray(arrays["offsets.npy"])
         self.encoded_ids = np.asarray(arrays["ids.npy"])
         self._id_order = np.asarray(arrays["id_order.npy"])
-        self.ids = TextIds(self.encoded_ids)
-        self.num_texts = len(self.ids)
+        self.num_texts = len(self.encoded_ids)
+        self.ids = TextIds(self.num_texts, lambda rows: [text_id.decode() for text_id in self.encoded_ids[rows].tolist()])
         self.prefix_ids = tuple(manifest["prefix_ids"])
         self.suffix_ids = tuple(manifest["suffix_ids"])
         self.vocab_size: int = manifest["vocab_size"]
@@ -208,13 +210,14 @@ def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
         tokens.append(found[0])
         lengths.append(found[1])
         num_texts += len(chunk)
-    ids = np.array([str(place).encode() for place in range(num_texts)], dtype=bytes)
-    arrays = {
-        "tokens.npy": np.concatenate(tokens),
-        "offsets.npy": np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))]),
-        "ids.npy": ids,
-        "id_order.npy": np.argsort(ids, kind="stable"),
-    }
+    return in_memory(np.concatenate(tokens), np.concatenate(lengths), tokenizer)
+
+
+def in_memory(tokens: Int32[np.ndarray, " total"], lengths: Int[np.ndarray, " n"], tokenizer: Tokenizer) -> TokenStore:
+    """Texts of so many tokens each, end to end, as a store without a folder; the id of a text is its place."""
+    ids = np.arange(len(lengths)).astype(bytes)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    arrays = dict(zip(ARRAYS, (tokens, offsets, ids, np.argsort(ids, kind="stable")), strict=True))
     described = {"vocab_size": tokenizer.vocab_size, "prefix_ids": tokenizer.prefix_ids, "suffix_ids": tokenizer.suffix_ids}
     hashes = {"tokenizer_fingerprint": tokenizer.fingerprint, "content_hash": "in memory"}
     return TokenStore(Path("in memory"), described | hashes, arrays)
@@ -297,3 +300,35 @@ def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
             chunk, characters = [], 0
     if chunk:
         yield chunk
+
+
+def text_hashes(store: Store, max_length: int, rows: np.ndarray | None = None) -> UInt64[np.ndarray, " n"]:
+    """64 bits that tell the tokens of each text, cut to `max_length`, from others: a sum of tokens times random odd numbers.
+
+    Two texts of fewer than 2^17 different tokens have equal hashes with a probability below 2^-46.
+
+    Args:
+        store: the texts.
+        max_length: tokens, special ones included.
+        rows: which texts; all by default.
+    """
+    lengths = store.lengths(max_length)
+    rows = np.arange(len(lengths)) if rows is None else rows  # type: ignore[arg-type]
+    factors = np.random.default_rng(0).integers(0, 2**63, int(lengths.max()), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    hashes = np.empty(len(rows), np.uint64)
+    for start in range(0, len(rows), _HASHED_TEXTS):
+        chunk = rows[start : start + _HASHED_TEXTS]
+        width = int(lengths[chunk].max())
+        hashes[start : start + _HASHED_TEXTS] = store.pad(chunk, max_length, width).astype(np.uint64) @ factors[:width]
+    return hashes
+
+
+def first_places(hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Where the hash of each place stands first."""
+    _, firsts, which = np.unique(hashes, return_index=True, return_inverse=True)
+    return firsts[which]
+
+
+def first_rows(store: Store, max_length: int) -> Int32[np.ndarray, " n_and_1"]:
+    """The first row that has the tokens of each row; at the end `PADDING_ID`, the place of `PADDING_ID` itself."""
+    return np.append(first_places(text_hashes(store, max_length)), PADDING_ID).astype(np.int32)

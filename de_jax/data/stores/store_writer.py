@@ -12,22 +12,25 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import outputs, schema
+from de_jax.files import outputs
 from de_jax.files.folders import Kind
+from de_jax.settings import NonNegativeInt, PositiveInt, Record, Size, list_of, some_text
 from de_jax.types import InputError
 
-_TOKEN = schema.integer(0, schema.MAX_SIZE)
+_TOKEN = NonNegativeInt
 TOKEN_STORE = Kind(
     "token store",
-    {
-        "num_texts": schema.integer(1),
-        "num_tokens": schema.integer(1),
-        "vocab_size": schema.integer(1, schema.MAX_SIZE),
-        "prefix_ids": schema.list_of(_TOKEN),
-        "suffix_ids": schema.list_of(_TOKEN),
-        "tokenizer_fingerprint": schema.some_text,
-        "content_hash": schema.some_text,
-    },
+    Record(
+        {
+            "num_texts": Size,
+            "num_tokens": Size,
+            "vocab_size": PositiveInt,
+            "prefix_ids": list_of(_TOKEN),
+            "suffix_ids": list_of(_TOKEN),
+            "tokenizer_fingerprint": some_text,
+            "content_hash": some_text,
+        }
+    ),
     make="build it with de-jax tokenize_corpus",
     mend="remove the token store and build it again",
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from de_jax.data.text import input_policy, trec_columns
+from de_jax.data.text import input_policy, table_files, trec_columns
 from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_lines
 from de_jax.types import InputError
@@ -26,6 +26,8 @@ Qrels = dict[str, dict[str, int]]
 BEIR_KIND = "BEIR folder"
 """What `files.folders` calls a data set that a command wrote."""
 
+ANY_SPLIT = "any"
+"""The split of a table, which has one: it stands for whatever split is asked for."""
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 _ID_HEADERS = ("_id", "id", "pid", "qid", "docid", "doc_id", "query_id")
 _TEXT_HEADERS = ("text", "body", "passage", "query", "document")
@@ -98,10 +100,27 @@ def count_docs(path: str | Path, judged: Iterable[str]) -> int:
     return num_docs
 
 
+def folder_of(dataset_dir: str | Path) -> Path:
+    """The folder of a data set: itself, or that of a table, which is made once and kept in the cache.
+
+    Whoever asks for a file or for judgements asks here, so a table may be given wherever a BEIR folder may.
+
+    Raises:
+        InputError: a file that is no table, or a table that cannot be used.
+    """
+    if not table_files.is_table(dataset_dir):
+        return Path(dataset_dir)
+    from de_jax.data.sources import table_texts  # which writes in this module's layout
+
+    return table_texts.beir_folder(dataset_dir)
+
+
 def find_file(dataset_dir: str | Path, name: str) -> Path:
-    """The file "corpus" or "queries" of a data set, in whichever of the known forms it has."""
-    candidates = [Path(dataset_dir) / f"{name}{suffix}" for suffix in _SUFFIXES]
-    found = [path for path in candidates if path.is_file()]
+    """The file "corpus" or "queries" of a data set, in whichever of the known forms it has; see `folder_of`."""
+    folder = folder_of(dataset_dir)
+    found = [path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
+    if not found and folder != Path(dataset_dir):
+        raise InputError(f"{dataset_dir} has no column of {name}; name one query, for example, or give a BEIR folder.")
     if not found:
         raise InputError(f"{dataset_dir} holds no {name}.jsonl, {name}.tsv, nor either with .gz; give a folder in the BEIR layout.")
     if len(found) > 1:
@@ -110,13 +129,13 @@ def find_file(dataset_dir: str | Path, name: str) -> Path:
 
 
 def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
-    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name.
+    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name; see `folder_of`.
 
     Raises:
         InputError: a split has both.
     """
     found: dict[str, Path] = {}
-    for path in sorted((Path(dataset_dir) / "qrels").glob("*.tsv*")):
+    for path in sorted((folder_of(dataset_dir) / "qrels").glob("*.tsv*")):
         split = path.name.removesuffix(".gz").removesuffix(".tsv")
         if path.name not in (f"{split}.tsv", f"{split}.tsv.gz"):
             continue
@@ -132,9 +151,12 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     Raises:
         InputError: no such folder or no such split; lists the splits.
     """
-    if not Path(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
+    if not folder_of(dataset_dir).is_dir():
+        raise InputError(f"{dataset_dir} is neither a folder nor a table; give a data set in the BEIR layout, or a table.")
     splits = find_splits(dataset_dir)
+    split = split if split in splits else next((only for only in splits if only == ANY_SPLIT), split)
+    if not splits and table_files.is_table(dataset_dir):
+        find_file(dataset_dir, "queries")  # raises
     if split not in splits:
         there = f"it has {', '.join(splits)}" if splits else "qrels/<split>.tsv is missing"
         raise InputError(f"{dataset_dir} has no split '{split}'; {there}.")
@@ -190,7 +212,6 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
     Raises:
         InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
     """
-    dataset_dir = Path(dataset_dir)
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
     queries, empty_queries = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
@@ -199,7 +220,7 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
     judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
     require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
     rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
-    return Dataset(dataset_dir.resolve().name, docs, Texts([row[0] for row in rows], [row[1] for row in rows]), qrels)
+    return Dataset(folder_of(dataset_dir).resolve().name, docs, Texts([row[0] for row in rows], [row[1] for row in rows]), qrels)
 
 
 def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> None:

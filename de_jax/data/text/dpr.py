@@ -20,23 +20,22 @@ import numpy as np
 from de_jax.data.text import beir, table_files
 from de_jax.data.text.input_policy import examples
 from de_jax.data.text.table_files import Table
-from de_jax.files import folders, json_objects, schema
+from de_jax.files import folders, json_objects
+from de_jax.settings import Maybe, Record, list_of, nullable, text_id
 from de_jax.types import InputError
 
 
 def _passage_id(value: Any) -> str:
-    return schema.text_id(value) if value != "" else ""
+    return text_id(value) if value != "" else ""
 
 
-_ID = schema.Maybe(schema.nullable(_passage_id), None)
-_PASSAGE = schema.record(
-    {"title": schema.Maybe(schema.nullable(schema.text), None), "text": schema.text, "passage_id": _ID, "psg_id": _ID}
-)
-_QUESTION = schema.record(
+_ID = Maybe(nullable(_passage_id), None)
+_PASSAGE = Record({"title": Maybe(nullable(str), None), "text": str, "passage_id": _ID, "psg_id": _ID})
+_QUESTION = Record(
     {
-        "question": schema.text,
-        "positive_ctxs": schema.list_of(_PASSAGE),
-        "hard_negative_ctxs": schema.Maybe(schema.list_of(_PASSAGE), []),
+        "question": str,
+        "positive_ctxs": list_of(_PASSAGE),
+        "hard_negative_ctxs": Maybe(list_of(_PASSAGE), []),
     }
 )
 _COLUMNS = ("id", "title", "text")

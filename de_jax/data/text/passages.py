@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.stores.corpus import TextIds, TokenStore
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -54,7 +53,7 @@ class PassageStore:
         self._starts = starts[self.doc_rows] + place * stride
         self._ends = np.minimum(self._starts + room, ends[self.doc_rows])
         self._store = store
-        self.ids = PassageIds(store.ids, self.doc_rows)
+        self.ids = ids_of_docs(store.ids, self.doc_rows)
         self.num_texts = len(self.doc_rows)
         self.tokenizer_fingerprint = store.tokenizer_fingerprint
         described = f"{store.content_hash} passages {length} {stride}" + (f" first {max_passages}" if max_passages else "")
@@ -77,20 +76,6 @@ class PassageStore:
         return np.where(place < num_passages[..., None], firsts[..., None] + place, PADDING_ID).astype(np.int32)
 
 
-class PassageIds(Sequence[str]):
-    """The id of each passage's document."""
-
-    def __init__(self, doc_ids: Sequence[str], doc_rows: Int[np.ndarray, " p"]) -> None:
-        self._doc_ids, self._doc_rows = doc_ids, doc_rows
-
-    def __len__(self) -> int:
-        return len(self._doc_rows)
-
-    def __getitem__(self, row):  # type: ignore[no-untyped-def]
-        if isinstance(row, slice):
-            return [self._doc_ids[int(doc)] for doc in self._doc_rows[row]]
-        return self._doc_ids[int(self._doc_rows[row])]
-
-    def __iter__(self) -> Iterator[str]:
-        for doc_id, count in zip(self._doc_ids, np.bincount(self._doc_rows, minlength=len(self._doc_ids)), strict=True):
-            yield from (doc_id for _ in range(count))
+def ids_of_docs(doc_ids: TextIds, doc_rows: Int[np.ndarray, " p"]) -> TextIds:
+    """The id of each passage's document, for passages of these documents."""
+    return TextIds(len(doc_rows), lambda rows: [doc_ids[row] for row in doc_rows[rows].tolist()])

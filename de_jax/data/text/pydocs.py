@@ -28,8 +28,9 @@ from typing import Any
 
 from de_jax.data.text import beir, docstrings, near_duplicates
 from de_jax.data.text.docstrings import Docstring
-from de_jax.files import outputs, reading, schema
+from de_jax.files import outputs, reading
 from de_jax.files.outputs import progress_bar
+from de_jax.settings import Maybe, Record, map_of, relative
 from de_jax.types import InputError
 
 FORMAT = "de_jax pydocs 2"
@@ -175,13 +176,13 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
 
 
-_VERSIONS = schema.record({"format": schema.text, "sha256": schema.Maybe(schema.map_of(schema.text, keys=schema.relative), {})})
+_VERSIONS = Record({"format": str, "sha256": Maybe(map_of(str, keys=relative), {})})
 
 
 def _versions_of(out_dir: Path) -> dict[str, Any]:
     """What `versions.json` says, where this module wrote it; else nothing."""
     with contextlib.suppress(InputError):
-        versions: dict[str, Any] = schema.read(out_dir / "versions.json", _VERSIONS)
+        versions: dict[str, Any] = reading.read_json(out_dir / "versions.json", _VERSIONS)
         if versions["format"].startswith("de_jax pydocs "):
             return versions
     return {}

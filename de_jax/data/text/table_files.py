@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import json_objects, reading, schema
-from de_jax.settings import LOCAL
+from de_jax.files import json_objects, reading
+from de_jax.settings import LOCAL, Record, file_name, list_of
 from de_jax.types import InputError
 
 _ROWS_AT_ONCE = 1024
@@ -28,8 +28,8 @@ _ARROW_FILE = b"ARROW1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
-_SPLITS = schema.record({"splits": schema.list_of(schema.file_name, least=1)})
-_STATE = schema.record({"_data_files": schema.list_of(schema.record({"filename": schema.file_name}), least=1)})
+_SPLITS = Record({"splits": list_of(file_name, least=1)})
+_STATE = Record({"_data_files": list_of(Record({"filename": file_name}), least=1)})
 
 
 @runtime_checkable
@@ -106,6 +106,11 @@ def has_splits(path: str) -> bool:
     return (Path(path) / _DICT_FILE).is_file() or _may_be_of_hub(path)
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a path is a file, or a folder of `datasets.save_to_disk`."""
+    return Path(path).is_file() or any((Path(path) / name).is_file() for name in (_STATE_FILE, _DICT_FILE))
+
+
 def fingerprint(table: Table) -> str:
     """The hex SHA-256 of a table's content: of its files' bytes, or of its rows, whose columns have an order."""
     found = hashlib.sha256("\n".join([*table.header, ""]).encode())
@@ -162,7 +167,7 @@ def _may_be_of_hub(path: str) -> bool:
 def _files_of_dataset(folder: Path, split: str) -> list[Path]:
     """The Arrow files that `datasets.save_to_disk` wrote, which are read without that package."""
     if (folder / _DICT_FILE).is_file():
-        splits = schema.read(folder / _DICT_FILE, _SPLITS)["splits"]
+        splits = reading.read_json(folder / _DICT_FILE, _SPLITS)["splits"]
         if split not in splits:
             raise InputError(f"{folder} has no split '{split}'; it has {', '.join(splits)}.")
         folder = folder / split
@@ -170,7 +175,7 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
         raise InputError(
             f"{folder} is no folder of datasets.save_to_disk (no {_STATE_FILE}); name the files, for example *.parquet."
         )
-    return [folder / one["filename"] for one in schema.read(folder / _STATE_FILE, _STATE)["_data_files"]]
+    return [folder / one["filename"] for one in reading.read_json(folder / _STATE_FILE, _STATE)["_data_files"]]
 
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:

@@ -9,6 +9,11 @@ Columns are found by the common names of other libraries, or are named:
     score        score, scores: one for each text, the documents first; or the document's margin over each negative
     doc_scores   pos_scores, and neg_scores: the same in two columns
     label        label, labels: 0 for a text that is not relevant, 1 for a document, also as 0.0 and 1.0; between them a score
+
+Where texts are searched and scored, a table may lack queries, and has ids:
+
+    query_id     query_id, qid, question_id
+    doc_id       doc_id, docid, document_id, passage_id, corpus_id, pid, _id, id; the first of these that is there
 """
 
 from __future__ import annotations
@@ -38,8 +43,14 @@ NAMES = {
 }
 """The names of a column by its role, in any case."""
 
+IDS = {
+    "query_id": ("query_id", "query-id", "qid", "question_id"),
+    "doc_id": ("doc_id", "docid", "document_id", "passage_id", "corpus_id", "corpus-id", "pid", "_id", "id"),
+}
+"""The names of the columns of ids, the best first."""
+_BARE_TEXT = ("text", "body", "content")
+"""The document's column where texts are searched and no other is there."""
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
-_REQUIRED = ("query", "doc")
 _LISTS = ("doc", "title", "neg_docs")
 """A row may have several texts in these columns."""
 NO_SCORE = math.nan
@@ -56,6 +67,10 @@ class Example(NamedTuple):
     doc_scores: list[float]
     neg_scores: list[float]
     num_empty_negatives: int = 0  # left out, with their scores
+    query_id: str = ""  # this and the next by columns of ids; "" without
+    doc_ids: Sequence[str] = ()
+    neg_ids: Sequence[str] = ()
+    row: int = 0  # its number, from 1; 0 where texts are not searched
 
 
 Columns = dict[str, tuple[str, ...]]
@@ -72,11 +87,14 @@ class Reading:
         columns: of the first row.
     """
 
-    def __init__(self, table: Table) -> None:
-        """Reads nothing yet; raises `InputError` where a column is named for something else than query, doc, ..."""
+    def __init__(self, table: Table, *, as_texts: bool = False) -> None:
+        """Reads nothing yet; raises `InputError` where a column is named for something else than query, doc, ...
+
+        With `as_texts`, for searching and scoring, rows have ids where there are columns of them, and need no query.
+        """
         if unknown := [name for name in table.columns if name not in NAMES]:
             raise InputError(f"a table has no '{unknown[0]}'; its columns can be named for {', '.join(NAMES)}.")
-        self.table = table
+        self.table, self._as_texts = table, as_texts
         self.num_rows = self.num_bad_rows = 0
         self.columns: Columns = {}
         self._by_names: dict[tuple[str, ...], Columns] = {}
@@ -102,7 +120,7 @@ class Reading:
                 num_words += sum(text in _WORDS for text in (one.query, *one.docs, *one.neg_docs))
                 num_empty += one.num_empty_negatives
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
-                yield one
+                yield one._replace(row=self.num_rows) if self._as_texts else one
         input_policy.tell_words(self.table.name, num_words)
         input_policy.tell_empty_negatives(self.table.name, num_empty)
         if num_scored:
@@ -117,7 +135,7 @@ class Reading:
             raise ValueError(row.fault)
         names = tuple(row.values)
         if names not in self._by_names:
-            self._by_names[names] = columns_of(names, self.table.columns)
+            self._by_names[names] = columns_of(names, self.table.columns, as_texts=self._as_texts)
             self.columns = self.columns or self._by_names[names]
         columns, values = self._by_names[names], dict(row.values)
         if row.is_csv:
@@ -127,13 +145,13 @@ class Reading:
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         try:
-            columns = columns_of(names, self.table.columns)
+            columns = columns_of(names, self.table.columns, as_texts=self._as_texts)
         except ValueError as error:
             raise InputError(f"{self.table.name}: {error}.") from None
         return [name for some in columns.values() for name in some]
 
 
-def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
+def columns_of(names: Sequence[str], given: Mapping[str, str], *, as_texts: bool = False) -> Columns:
     """The columns for the query, the document and the other roles in `NAMES`.
 
     >>> columns_of(["Question", "answer", "negative_1", "negative_2", "url"], {})
@@ -142,6 +160,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
     Args:
         names: of the table's columns.
         given: see `Table.columns`.
+        as_texts: of `Reading`.
 
     Raises:
         ValueError: a missing column, no column for the query or the document, or several columns for a role except neg_docs. The
@@ -164,7 +183,11 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
             elif len(some) > 1:
                 raise ValueError(f"each of the columns {_shown(some)} can be {role}; name one in columns, such as {role}={some[0]}")
             found[role] = some
-        if role in _REQUIRED and not found[role]:
+    by_name = {name.strip().casefold(): name for name in names if name not in taken} if as_texts else {}
+    for role, known in {**IDS, "doc": _BARE_TEXT}.items():
+        found[role] = found.get(role) or tuple(by_name[name] for name in known if name in by_name)[:1]
+    for role in ("doc",) if as_texts else ("query", "doc"):
+        if not found[role]:
             raise ValueError(
                 f"no column is recognised as {role}; there are {_shown(names) or 'no columns'}; name it with --columns "
                 f"{role}=<column>, or in a recipe with table_pairs.columns = {{'{role}': '<column>'}}, and give the header of a "
@@ -177,13 +200,13 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     """The content of a row.
 
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
-    ...     ["query", "pos", "neg", "scores"], {}))
-    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1], num_empty_negatives=0)
+    ...     ["query", "pos", "neg", "scores"], {}))[:5]
+    ('why?', ['because'], ['no'], [0.9], [0.1])
 
     Raises:
         ValueError: a value that its column cannot have; the rest of a sentence that the caller begins with the place.
     """
-    queries = _texts(values, columns["query"][0])
+    queries = _texts(values, columns["query"][0]) if "query" in columns else [""]
     if len(queries) != 1:
         raise ValueError(f"column {columns['query'][0]!r} holds {len(queries)} queries")
     title = _cell(values, columns, "title")
@@ -193,6 +216,11 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     kept = [(text, score) for text, score in zip(negatives, scores[len(docs) :], strict=True) if text]
     num_empty = len(negatives) - len(kept)
     one = Example(queries[0], docs, [text for text, _ in kept], scores[: len(docs)], [score for _, score in kept], num_empty)
+    if ids := {role: _ids(values, columns[role][0]) for role in IDS if role in columns}:
+        own = ids.get("doc_id", [])
+        if own[1:] and len(own) != len(docs):
+            raise ValueError(f"column {columns['doc_id'][0]!r} holds {len(own)} ids for {len(docs)} documents")
+        one = one._replace(query_id=ids.get("query_id", [""])[0], doc_ids=own)
     if "label" in columns:
         return _labelled(one, _labels(values, columns, len(docs), len(one.neg_docs)))
     if not docs:
@@ -209,7 +237,20 @@ def _labelled(one: Example, labels: Sequence[float]) -> Example:
         neg_docs=[one.docs[place] for place in others] + one.neg_docs,
         doc_scores=[scores[place] for place in relevant],
         neg_scores=[one.doc_scores[place] for place in others] + one.neg_scores,
+        doc_ids=[one.doc_ids[place] for place in relevant if place < len(one.doc_ids)],
+        neg_ids=[one.doc_ids[place] for place in others if place < len(one.doc_ids)],
     )
+
+
+def _ids(values: Mapping[str, Any], column: str) -> list[str]:
+    """The ids of a cell, "" for a missing one."""
+    several = values[column] if isinstance(values[column], list | tuple) else [values[column]]
+    found = ["" if _is_missing(one) else one for one in several]
+    if wrong := next((one for one in found if not isinstance(one, str | int) or isinstance(one, bool)), None):
+        raise ValueError(f"column {column!r} holds {_kind(wrong)}, not an id: a text or a whole number")
+    if wrong := next((one for one in found if isinstance(one, str) and any(mark in one for mark in "\t\n\r\0")), None):
+        raise ValueError(f"column {column!r} holds {_kind(wrong)}; an id has no tab, line break or null")
+    return [str(one).strip() for one in found]
 
 
 def _is_missing(value: Any) -> bool:

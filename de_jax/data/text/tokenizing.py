@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import outputs, schema
+from de_jax.files import outputs, reading
 from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.settings import LARGEST, Record
 from de_jax.types import InputError
 
 PAD_ID = 0
@@ -25,11 +27,26 @@ PROMPT_FILE = "prompt.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
 """The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
+NO_WORD = re.compile(r"[<\[{|]")
+"""A special token without one of these may be a word of ordinary texts."""
 FIRST_BYTE = "<0x00>"
 Span = tuple[int, int]
 """Begin and end in a text, in characters."""
+PROBES = (
+    "How MANY  Words, in ÉCOLE or Straße?",
+    " İstanbul, \u0391\u03a3; naïve cafe\u0301 ",
+    "\ufb01rst ½ of №7 in \uff26\uff35\uff2c\uff2c width",
+    "one\ttwo\nthree\u00a0four",
+    "don't re-use 1,234.5 e-mails: a@b.co",
+    "中文检索 日本語の検索 한국어",
+    "кириллица हिन्दी العربية",
+    "smile 🙂 zero\u200bwidth",
+    "x" * 120,
+)
+"""Texts in which tokenizers differ: case, blanks, accents, compatibility forms, numbers, scripts, long words."""
+_PROBED_TOKENS = 64
 _UNKNOWN = "\U0010fffe"
-_PROMPT = schema.record({"prompt": schema.text})
+_PROMPT = Record({"prompt": str})
 
 
 @runtime_checkable
@@ -149,34 +166,34 @@ class JsonTokenizer:
             padding = self._tokenizer.padding
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-            self._tokenizer.encode_special_tokens = True
+            spell_out_special_tokens(self._tokenizer)
             self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             surroundings = _surroundings(self._tokenizer)
             self.pad_id = _json_pad_id(path, self._tokenizer, padding, {token for ids in surroundings for token in ids})
             highest = max((self.vocab_size - 1, self.pad_id, *(token for ids in surroundings for token in ids)))
-            if highest >= min(self.vocab_size, schema.MAX_SIZE):
+            if highest >= min(self.vocab_size, LARGEST):
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
-        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
+        self.prefix_ids, self.suffix_ids = (tuple(self.by_padding(np.array(ids)).tolist()) for ids in surroundings)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special_tokens = tuple(sorted(token.content for token in added if token.special))
         masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
-        self.mask_id = int(self._ours(np.array(masks[:1]))[0]) if masks else None
+        self.mask_id = int(self.by_padding(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with rust_errors_named(self._path), _surrogates_refused(texts):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+        return [self.by_padding(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
     def spans(self, text: str) -> list[Span]:
         with rust_errors_named(self._path), _surrogates_refused([text]):
             return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        return list(self._tokenizer.decode_batch([self._ours(row).tolist() for row in ids]))
+        return list(self._tokenizer.decode_batch([self.by_padding(row).tolist() for row in ids]))
 
-    def _ours(self, ids: np.ndarray) -> np.ndarray:
+    def by_padding(self, ids: np.ndarray) -> np.ndarray:
         """The ids with padding and 0 in each other's place."""
         if self.pad_id == PAD_ID:
             return ids
@@ -211,6 +228,26 @@ class PromptedTokenizer:
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)
         outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
+
+
+def whole(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text with what surrounds it."""
+    return [*tokenizer.prefix_ids, *tokenizer.encode([text])[0].tolist(), *tokenizer.suffix_ids]
+
+
+def check_same_tokens(
+    tokenizer: Tokenizer, ours: Callable[[str], Sequence[int]], theirs: Callable[[str], Sequence[int]], sentence: str
+) -> None:
+    """Compares two tokenizations of `PROBES`, and of words of a tokenizer's vocabulary.
+
+    Raises:
+        InputError: they differ; the `sentence` with the text in the place of {text}.
+    """
+    some = np.linspace(0, tokenizer.vocab_size - 1, _PROBED_TOKENS).astype(np.int32).reshape(-1, 8)
+    words = tokenizer.decode(list(some))
+    for text in (*PROBES, *words, *(one.upper() for one in words)):
+        if list(ours(text)) != list(theirs(text)):
+            raise InputError(sentence.format(text=repr(text)[:60]))
 
 
 def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
@@ -255,8 +292,41 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _prompt_of(directory: Path) -> str:
-    value = schema.read(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
+    value = reading.read_json(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
     return str(value["prompt"])
+
+
+def spell_out_special_tokens(backend: Any) -> None:
+    """Makes a `tokenizers.Tokenizer` read a special token in a text as the text it is.
+
+    A vocabulary may have such a token as an entry, and a Unigram model or merges may lead to it; then words are cut within it.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    backend.encode_special_tokens = True
+    added = backend.get_added_tokens_decoder().items()
+    special = {token.content: index for index, token in added if token.special and NO_WORD.search(token.content)}
+
+    def is_found(token: str) -> bool:
+        texts = [token, f"a{token}a", f"a {token} a", f"{token}{token}"]
+        return any(special[token] in found.ids for found in backend.encode_batch(texts, add_special_tokens=False))
+
+    if found := sorted(filter(is_found, special)):
+        inside = Regex("|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in found))
+        own = [backend.pre_tokenizer] if backend.pre_tokenizer else []
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*own, pre_tokenizers.Split(inside, "merged_with_previous")])
+
+
+def spelt_out(file: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a file; its cuts of `spell_out_special_tokens` are then in the file, for other programs."""
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(file))
+    before = backend.to_str()
+    spell_out_special_tokens(backend)
+    if backend.to_str() != before:
+        backend.save(str(file))
+    return backend
 
 
 @contextlib.contextmanager

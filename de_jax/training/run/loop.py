@@ -103,7 +103,7 @@ class Session:
             every_steps=self.training.logging.log_every_steps,
             num_steps=self.training.optimization.num_steps,
             pairs_per_step=self.training.batch_size,
-            schedule=self.training.optimization.rates(),
+            schedule=jax.jit(self.training.optimization.rates()),
             begun=self.beside.get("log"),
             source_of=source_of,
         )
@@ -156,9 +156,10 @@ class Session:
             KeyboardInterrupt: at Ctrl-C, after the state was saved.
         """
         batches, mesh = self.training.batches, self.training.mesh
+        step_fn = run_log.naming_shapes(self._step_fn) if distributed.is_first() else self._step_fn
         with self._terminate.interruptible():
             return fit(
-                self._step_fn,
+                step_fn,
                 self.state,
                 lambda first: sharding.placed(prefetch(batches(first)), mesh),
                 num_steps=self.training.optimization.num_steps,

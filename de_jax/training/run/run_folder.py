@@ -20,25 +20,26 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import addresses, schema
+from de_jax.files import addresses
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
-from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
+from de_jax.models.dual_encoder import DESCRIPTION, TRAINING_SETTINGS, DualEncoder
+from de_jax.settings import Maybe, PositiveInt, Record, file_name, nullable, of_class
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
-from de_jax.training.run import model_schema
 from de_jax.training.run.checkpoint import BASE_DIR, Checkpoints, read_base
 from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
 from de_jax.types import Array, InputError, Params, TrainState
 
+T = TypeVar("T")
 _REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
 RECIPE_FILE, DATA_FILE = "recipe.json", "data.json"
 ORIGIN_FILE = "origin.json"
@@ -50,17 +51,18 @@ _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE
 """By a trainer, after the description of its run."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
-_LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
     "run",
-    {
-        "model": model_schema.DUAL_ENCODER,
-        "max_query_length": _LENGTH,
-        "max_doc_length": _LENGTH,
-        "max_passages": schema.Maybe(_LENGTH, 1),
-        "adapters": schema.Maybe(schema.nullable(model_schema.ADAPTERS), None),
-        "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
-    },
+    Record(
+        {
+            "model": DESCRIPTION,
+            "max_query_length": PositiveInt,
+            "max_doc_length": PositiveInt,
+            "max_passages": Maybe(PositiveInt, 1),
+            "adapters": Maybe(nullable(of_class(Lora)), None),
+            "tokenizers": Record({"query": file_name, "doc": file_name}),
+        }
+    ),
     make="give the folder of a training run",
     otherwise="use the recipe it was started with, or another run_dir",
     file="run.json",
@@ -139,12 +141,12 @@ def describe(
     A run without a checkpoint, whose first start failed, is described again.
 
     Raises:
-        InputError: as `model_schema.described`; the folder holds another run (names the first difference), or files that a
+        InputError: as `described`; the folder holds another run (names the first difference), or files that a
             run would replace but no description.
     """
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     if kind.is_in(run_dir) and has_steps:
-        there, model = model_schema.described(kind, run_dir, make)
+        there, model = described(kind, run_dir, make)
         kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_training_settings(description))
     elif distributed.is_first():
         later = () if kind.is_in(run_dir) else _WRITTEN_LATER
@@ -154,6 +156,25 @@ def describe(
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)
+
+
+def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:
+    """The manifest of a folder of this kind, and the model under its "model", which `make` (the class's `from_json`) makes.
+
+    Raises:
+        InputError: as `Kind.read_manifest` and `built`.
+    """
+    description = kind.read_manifest(folder)
+    return description, built(folder / kind.file, make, description["model"])
+
+
+def built(file: Path, make: Callable[[dict[str, Any]], T], model: dict[str, Any]) -> T:
+    """The model of a description that fits its schema; settings that exclude each other are named with the file."""
+    try:
+        return make(model)
+    except InputError as error:
+        told = str(error)
+        raise InputError(told if told.startswith(str(file)) else f"{file}: {told}") from None
 
 
 def _without_training_settings(described: Any) -> Any:
@@ -231,7 +252,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
         raise InputError(
             f"{run_dir} is another library's model; make a run of it with de-jax import_model --run_dir=<run> --from={run_dir}."
         )
-    description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
+    description, model = described(RUN, run_dir, DualEncoder.from_json)
     params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
     if only_sizes:
         found = find_checkpoint(run_dir, step)[1]
@@ -249,7 +270,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
     Raises:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
-    description, _ = model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
+    description, _ = described(RUN, Path(run_dir), DualEncoder.from_json)
     return _restored(Path(run_dir), None, like, description)[1]
 
 
@@ -258,7 +279,7 @@ def load_adapters(run_dir: str | Path, step: int | str | None = None) -> tuple[L
 
     Beside them are the parameters that `Lora.trained` names.
     """
-    description, model = model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
+    description, model = described(RUN, Path(run_dir), DualEncoder.from_json)
     if description["adapters"] is None:
         return None
     adapters = Lora(**description["adapters"])
@@ -364,7 +385,7 @@ def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
 
 @contextlib.contextmanager
 def continuing(run_dir: Path) -> Iterator[None]:
-    """Within, `continued_tokenizer` gives the tokenizers of a run that has a checkpoint."""
+    """Within, `continued_tokenizer` and `continued_run` tell of a run that has a checkpoint."""
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     token = _CONTINUED.set(run_dir if has_steps and RUN.is_in(run_dir) else None)
     try:
@@ -375,10 +396,15 @@ def continuing(run_dir: Path) -> Iterator[None]:
 
 def continued_tokenizer(tower: str) -> Tokenizer | None:
     """The tokenizer that the run which is being continued has for a tower, "query" or "doc"; None for no such run."""
-    if (run_dir := _CONTINUED.get()) is None:
+    if (run_dir := _CONTINUED.get()) is None or (description := continued_run()) is None:
         return None
-    description, _ = model_schema.described(RUN, run_dir, DualEncoder.from_json)
     return kept_tokenizer(run_dir, description["tokenizers"][tower])
+
+
+def continued_run() -> dict[str, Any] | None:
+    """The description of the run which is being continued; None for no such run."""
+    run_dir = _CONTINUED.get()
+    return described(RUN, run_dir, DualEncoder.from_json)[0] if run_dir else None
 
 
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:

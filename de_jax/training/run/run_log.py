@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from de_jax.files import schema
-from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar
+from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar, say
 from de_jax.files.reading import BOM, parse_json, read_bytes
+from de_jax.settings import Count, Mismatch, Record, map_of
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop
-from de_jax.types import Array, Metrics, Schedule, TrainState
+from de_jax.types import Array, Metrics, Packed, Schedule, TrainState, TrainStep
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -28,10 +28,10 @@ def _scalar(value: Any) -> int | float:
     """A number of a log, which may be NaN or infinite."""
     if type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max):
         return value  # type: ignore[no-any-return]
-    raise schema.Mismatch(value, "a number")
+    raise Mismatch(value, "a number")
 
 
-_NUMBERS, _STEP = schema.map_of(_scalar), schema.record({"step": schema.integer()})
+_NUMBERS, _STEP = map_of(_scalar), Record({"step": Count})
 
 Sink = Callable[[int, dict[str, float]], None]
 """Takes (updates done, scalars by name)."""
@@ -179,6 +179,31 @@ def _add(sums: Metrics, num_finite: Array, count: Array, metrics: Metrics) -> tu
 def _is_finite(metrics: Metrics) -> Array:
     watched = [metrics[name] for name in ("loss", "grad_norm") if name in metrics]
     return jnp.isfinite(jnp.stack(watched)).all().astype(jnp.float32)
+
+
+def naming_shapes(step_fn: TrainStep) -> TrainStep:
+    """The step, which names on stderr each new shape of a batch before it is compiled, and how long that took."""
+    known = set()
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shape in known:
+            return step_fn(state, batch)
+        known.add(shape)
+        start = time.monotonic()
+        say(f"compiling an update for batches of {_shapes(batch)}")
+        after = step_fn(state, batch)
+        say(f"compiled in {time.monotonic() - start:.1f} s")
+        return after
+
+    return step
+
+
+def _shapes(batch: Any) -> str:
+    """The arrays of a batch of more than one dimension, such as "query 22 x 32, doc 32 x 128"."""
+    parts = jax.tree.leaves_with_path(batch, is_leaf=lambda part: isinstance(part, Packed))
+    arrays = ((jax.tree_util.keystr(path, simple=True, separator="/"), getattr(part, "tokens", part)) for path, part in parts)
+    return ", ".join(f"{name} {' x '.join(map(str, array.shape))}" for name, array in arrays if array.ndim > 1)
 
 
 def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:

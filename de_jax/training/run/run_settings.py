@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import addresses, schema
+from de_jax.files import addresses, reading
+from de_jax.settings import Record, list_of, map_of
 from de_jax.training.run.run_folder import ORIGIN_FILE, RECIPE_FILE, RUN
 
 _CLOSURE, _OPENS = "pretrained_tokenizer.<locals>.tokenizer", "de_jax.interop.fine_tuning.tokenizer_of"
@@ -19,7 +20,7 @@ def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
         InputError: recipe.json is damaged.
     """
     path = Path(run_dir) / RECIPE_FILE
-    found: dict[str, Any] | None = schema.read(path, schema.map_of(lambda value: value)) if path.is_file() else None
+    found: dict[str, Any] | None = reading.read_json(path, map_of(Any)) if path.is_file() else None
     return found and _of_today(found)
 
 
@@ -34,7 +35,7 @@ def origins(run_dir: str | Path) -> list[str]:
         return [addresses.address_of(run_dir) or str(run_dir)]
     found: list[str] = []
     if (run_dir / ORIGIN_FILE).is_file():
-        found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
+        found = reading.read_json(run_dir / ORIGIN_FILE, Record({"from": list_of(str)}))["from"]
     elif (recipe := read_recipe_file(run_dir)) and isinstance(start := recipe.get("initialization"), dict):
         init_from = start.get("init_from")
         values = init_from.values() if isinstance(init_from, dict) else [init_from]

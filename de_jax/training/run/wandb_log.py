@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import schema
+from de_jax.files import reading
 from de_jax.files.outputs import write_json
+from de_jax.settings import Record, some_text
 from de_jax.training.run.run_log import Sink
 from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.types import InputError
@@ -26,7 +27,7 @@ ID_FILE = "wandb.json"
 FINISH_SECONDS = 60.0
 """At the end of a run, for the lines that W&B has not taken yet."""
 _OFFLINE = ("offline", "dryrun", "disabled")
-_ID = schema.record({"id": schema.some_text})
+_ID = Record({"id": some_text})
 
 
 def check(project: str) -> None:
@@ -102,7 +103,7 @@ def _begun(run_dir: Path, start_step: int, project: str) -> Any:
     """The W&B run."""
     wandb = _package()
     path = run_dir / ID_FILE
-    run_id = schema.read(path, _ID)["id"] if start_step and path.is_file() else uuid.uuid4().hex[:8]
+    run_id = reading.read_json(path, _ID)["id"] if start_step and path.is_file() else uuid.uuid4().hex[:8]
     write_json(path, {"id": run_id})
     entity, _, name = project.rpartition("/")
     try:

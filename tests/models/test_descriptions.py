@@ -2,13 +2,12 @@
 
 import pytest
 
-from de_jax.files import schema
 from de_jax.models.bert import BertConfig
-from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.dual_encoder import DESCRIPTION, DualEncoder
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run import model_schema
+from de_jax.settings import Mismatch
 
 SIZES = {"vocab_size": 30, "model_dim": 8, "num_layers": 1, "num_heads": 2, "mlp_dim": 8}
 ENCODERS = {"T5Config": T5Config(**SIZES, head_dim=4), "BertConfig": BertConfig(**SIZES), "RotaryConfig": RotaryConfig(**SIZES)}
@@ -26,11 +25,11 @@ def described(architecture, **changes):
 
 @pytest.mark.parametrize("given", [{"pooling": 3}, {"pooling": None}, {"dtype": "float16"}])
 def test_other_values_are_refused(given):
-    with pytest.raises(schema.Mismatch, match="expected"):
-        model_schema.DUAL_ENCODER(described("T5Config", **given))
+    with pytest.raises(Mismatch, match="expected"):
+        DESCRIPTION(described("T5Config", **given))
 
 
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_a_choice_that_this_version_does_not_know_is_refused(architecture):
-    with pytest.raises(schema.Mismatch, match="query/pooling is 'cls', expected 'mean' or 'first' or 'last'"):
-        model_schema.DUAL_ENCODER(described(architecture, pooling="cls"))
+    with pytest.raises(Mismatch, match="query/pooling is 'cls', expected 'mean', 'first' or 'last'"):
+        DESCRIPTION(described(architecture, pooling="cls"))

@@ -1,0 +1,163 @@
+"""A table as texts to search and to score: a data set in the BEIR layout, with the table's own ids or its row numbers.
+
+A column of ids gives the ids (`table_rows.IDS`). Without one, the document of row 7 is 7, its others and its negatives are 7.2, 7.3
+and so on, and its query is query_7. Equal texts are one text with its first id. A query without an id of its own that equals a
+document has that document's, so that the rule of identical ids holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from de_jax.data.sources import table_store
+from de_jax.data.sources.pair_store import Tables
+from de_jax.data.text import beir, table_files
+from de_jax.data.text.table_files import Table
+from de_jax.data.text.table_rows import Example, Reading
+from de_jax.files import folders, outputs
+from de_jax.types import InputError
+
+_WRITTEN_AS = "texts of a table 1"
+"""Changes whenever equal tables give other folders."""
+_FILES = {"query": "queries.jsonl", "doc": "corpus.jsonl.gz"}
+
+
+def beir_folder(path: str | Path) -> Path:
+    """The folder of a table, made on first use and kept in the cache; its judgements are those of every split.
+
+    Raises:
+        InputError: no table, or a row that cannot be used.
+    """
+    files = table_files.files_of(Table(str(path))) or []
+    return _kept(str(path), tuple((file.resolve(), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+@functools.cache
+def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
+    """`beir_folder` of files in this state."""
+    table = Table(path)
+    key = folders.key_of(_WRITTEN_AS, table_files.fingerprint(table))
+    folder = outputs.cache_dir() / "tables" / key / (Path(path).name.split(".")[0] or "table")
+
+    def build(out_dir: Path) -> Path:
+        try:
+            write_beir(out_dir, Tables(table), only_split=beir.ANY_SPLIT)
+        except InputError as error:
+            raise InputError(
+                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import_pairs --format=beir."
+            ) from None
+        return out_dir
+
+    return folders.build_once(folder, Path, build)
+
+
+def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None, *, only_split: str = "") -> dict[str, int]:
+    """Writes a data set in the BEIR layout, with the splits train and, if asked for, dev.
+
+    Hard negatives are its last documents; scores are left out.
+
+    Args:
+        out_dir: absent, empty, or a former one, which is replaced.
+        tables: to read; twice where they have hard negatives.
+        read: gets the reading of each table, with its counts of rows.
+        only_split: the name of the only split, instead; then the table may lack queries.
+
+    Returns:
+        How many "queries", "docs", "train_pairs" and "dev_pairs" there are.
+
+    Raises:
+        InputError: as of `table_store.write_pairs`, or two texts with the same id.
+    """
+    read = [] if read is None else read
+    with folders.atomic_dir(out_dir, beir.BEIR_KIND) as folder, ExitStack() as stack:
+        writer, has_negatives = _Writer(folder, stack, tables.train.name), False
+        for one, split in _examples(tables, read, only_split):
+            writer.add_pairs(one, split)
+            has_negatives |= bool(one.neg_docs)
+        if has_negatives:
+            for one, _ in _examples(tables, [], only_split):
+                writer.add_negatives(one)
+        writer.check()
+        pairs = {f"{split}_pairs": writer.num_pairs.get(split, 0) for split in ("train", "dev")}
+        return {"queries": len(writer.ids["query"]), "docs": len(writer.ids["doc"]), **pairs}
+
+
+def _examples(tables: Tables, read: list[Reading], only_split: str) -> Iterator[tuple[Example, str]]:
+    if only_split:
+        return ((one, only_split) for one in Reading(tables.train, as_texts=True).examples())
+    return (one for chunk in table_store.chunks(tables, read, as_texts=True) for one in chunk)
+
+
+class _Writer:
+    """Writes each text at its first occurrence.
+
+    Attributes:
+        ids: by side the id of each text, by its digest.
+        num_pairs: by split.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, table: str) -> None:
+        self.ids: dict[str, dict[bytes, str]] = {"query": {}, "doc": {}}
+        self.num_pairs: dict[str, int] = {}
+        self._used: dict[str, dict[str, bytes]] = {"query": {}, "doc": {}}
+        self._folder, self._stack, self._table = folder, stack, table
+        self._files: dict[str, IO[str]] = {}
+
+    def add_pairs(self, one: Example, split: str) -> None:
+        doc_ids = [
+            self._id_of("doc", text, own, made)
+            for text, own, made in zip(one.docs, one.doc_ids or [""] * len(one.docs), _made_ids(one), strict=False)
+        ]
+        if not one.query:
+            return
+        query_id = self._id_of("query", one.query, one.query_id, f"query_{one.row}")
+        self.num_pairs[split] = self.num_pairs.get(split, 0) + len(doc_ids)
+        if doc_ids:
+            self._file(f"qrels/{split}.tsv").writelines(f"{query_id}\t{doc_id}\t1\n" for doc_id in doc_ids)
+
+    def add_negatives(self, one: Example) -> None:
+        own = [*one.neg_ids, *[""] * len(one.neg_docs)]
+        for text, its_own, made in zip(one.neg_docs, own, _made_ids(one)[len(one.docs) :], strict=False):
+            self._id_of("doc", text, its_own, made)
+
+    def check(self) -> None:
+        """Raises `InputError` where a made id of a query is the id of another text, a document."""
+        for name, digest in self._used["query"].items():
+            if self._used["doc"].get(name, digest) != digest and name.startswith("query_"):
+                raise InputError(f"{self._table}: a document has the id {name}, which is a query's; name a column query_id.")
+
+    def _id_of(self, side: str, text: str, own: str, made: str) -> str:
+        digest = table_store.digest(text)
+        if found := self.ids[side].get(digest):
+            return found
+        name = own or self.ids["doc" if side == "query" else "query"].get(digest) or made
+        if self._used[side].setdefault(name, digest) != digest:
+            what = "queries" if side == "query" else "documents"
+            raise InputError(f"{self._table}: two different {what} have the id {name}; correct the column of ids, or rename it.")
+        self.ids[side][digest] = name
+        record = {"_id": name, "title": "", "text": text} if side == "doc" else {"_id": name, "text": text}
+        self._file(_FILES[side]).write(json.dumps(record, ensure_ascii=False) + "\n")
+        return name
+
+    def _file(self, name: str) -> IO[str]:
+        if name not in self._files:
+            path = self._folder / name
+            path.parent.mkdir(exist_ok=True)
+            open_file = beir.deterministic_gzip if name.endswith(".gz") else functools.partial(open, mode="w", encoding="utf-8")
+            self._files[name] = self._stack.enter_context(open_file(path))
+            if name.startswith("qrels"):
+                self._files[name].write("\t".join(beir.QRELS_HEADER) + "\n")
+        return self._files[name]
+
+
+def _made_ids(one: Example) -> list[str]:
+    """Ids of a row's documents and then its negatives, for those without their own; unlike those of queries with ids."""
+    first = f"doc_{one.row}" if one.query_id else str(one.row)
+    own = one.doc_ids[0] if len(one.doc_ids) == 1 else ""
+    more = range(2, len(one.docs) + len(one.neg_docs) + 1)
+    return [own or first, *(f"{own or first}.{place}" for place in more)]
