@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,21 +212,29 @@ def _download(path: Path, objects: Objects, wholes: Mapping[str, Mapping[str, Li
 
 
 def upload(*, is_failed: bool = False) -> None:
-    """Uploads the outputs that this process completed; tries for `LAST_SECONDS`, once and with a warning where it has failed."""
-    deadline, pause = time.monotonic() + (0 if is_failed else LAST_SECONDS), PAUSE_SECONDS
-    completed = outputs.COMPLETED or set()
-    while completed:
-        path = min(completed)
-        try:
+    """Uploads the outputs that this process completed; see `insist`."""
+
+    def send() -> None:
+        for path in sorted(outputs.COMPLETED or ()):
             if path.exists() and addresses.address_of(path) and not _stays(path):
                 _send(path)
-            completed.discard(path)
+            outputs.COMPLETED.discard(path)  # type: ignore[union-attr]
+
+    insist(send, is_failed=is_failed)
+
+
+def insist(send: Callable[[], None], *, is_failed: bool) -> None:
+    """Repeats an upload for `LAST_SECONDS` while the bucket does not answer; behind an error it tries once, and warns."""
+    deadline, pause = time.monotonic() + LAST_SECONDS, PAUSE_SECONDS
+    while True:
+        try:
+            return send()
         except Unreachable as error:
+            told = f"not everything was uploaded: {error}"
             if is_failed:
-                warnings.warn(str(error), stacklevel=2)
-                return
+                return warnings.warn(told, stacklevel=2)
             if time.monotonic() + pause > deadline:
-                raise Unreachable(f"not everything was uploaded: {error}") from None
+                raise Unreachable(told) from None
             warnings.warn(f"{error} It is tried again for {LAST_SECONDS:.0f} s.", stacklevel=2)
             time.sleep(pause)
             pause *= 2

@@ -52,7 +52,8 @@ def owned(path: Path, what: str) -> Iterator[Owner]:
         InputError: another process owns it and lives.
         TakenOver: another process started when this one was silent, and owns it now.
     """
-    with open(_owner_file(path), "a+") as file:
+    outputs.make_folder(path)
+    with open(path / copies.OWNER_FILE, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         owner = copies.claimed[path] = Owner(path, what)
         copies.pull(path, everything=True, by_owner=True, keeps_own=owner.claim())
@@ -83,7 +84,8 @@ class Owner:
         Raises:
             InputError: another process owns the folder.
         """
-        with open(_owner_file(self.path), "a+") as file:
+        outputs.make_folder(self.path)
+        with open(self.path / copies.OWNER_FILE, "a+") as file:
             file.seek(0)
             sessions = file.read().split()
             file.write(f"{self._session}\n")  # before the entry: a kill in between changes nothing
@@ -131,27 +133,20 @@ class Owner:
         """Uploads the rest, for up to `copies.LAST_SECONDS`, and ends the ownership; behind an error once, with a warning."""
         self._stop.set()
         self._threads[0].join()
-        deadline, pause = time.monotonic() + copies.LAST_SECONDS, copies.PAUSE_SECONDS
         try:
-            while True:
-                try:
-                    self.check()
-                    self.push()
-                    self._end_beats()
-                    self.commit(has_ended=True)
-                    return
-                except Unreachable as error:
-                    if is_failed or time.monotonic() + pause > deadline:
-                        raise Unreachable(f"not everything was uploaded: {error}") from None
-                    warnings.warn(f"{error} It is tried again for {copies.LAST_SECONDS:.0f} s.", stacklevel=2)
-                    time.sleep(pause)
-                    pause *= 2
+            copies.insist(self._finish, is_failed=is_failed)
         except InputError as error:
             if not is_failed:
                 raise
             warnings.warn(str(error), stacklevel=2)
         finally:
             self._end_beats()
+
+    def _finish(self) -> None:
+        self.check()
+        self.push()
+        self._end_beats()
+        self.commit(has_ended=True)
 
     def _end_beats(self) -> None:
         self._has_ended.set()
@@ -164,7 +159,7 @@ class Owner:
             TakenOver: another process owns the folder; the folders that it named stay as they are.
             InputError: the bucket does not take a file, or the copy was removed.
         """
-        if not _owner_file(self.path, makes=False).is_file():
+        if not (self.path / copies.OWNER_FILE).is_file():
             raise InputError(
                 f"{self.path}, the copy of {self._objects.address}, was removed while it was in use; repeat the command."
             )
@@ -194,10 +189,8 @@ class Owner:
                 number, whole = self._entry.number + 1, self._entry.folders if folders is None else folders
                 entry = self._entry._replace(number=number, folders=whole, has_ended=has_ended)
                 found = entries.create(self._objects, entry)
-                if found is None or found.session != self._session:
-                    by = found.owner if found else "another process"
-                    raise TakenOver(f"{by} is {self._what} now, as this process was silent; stop one of them.")
-                self._entry = found  # or an earlier one whose answer was lost
+                self._check_own(found)
+                self._entry = found or entry  # the former where it is an earlier one whose answer was lost
                 if found == entry:
                     break
             self._objects.remove(f".owners/{number:012d}" for number in range(before.number, entry.number) if number != entry.claim)
@@ -276,10 +269,13 @@ class Owner:
         with self._turn:
             if newest > self._entry.number:
                 with contextlib.suppress(FileNotFoundError):
-                    found = entries.read(self._objects, "", newest)
-                    if found.session != self._session:
-                        raise TakenOver(f"{found.owner} is {self._what} now, as this process was silent; stop one of them.")
+                    self._check_own(entries.read(self._objects, "", newest))
         return there
+
+    def _check_own(self, found: Entry | None) -> None:
+        if found is None or found.session != self._session:
+            by = found.owner if found else "another process"
+            raise TakenOver(f"{by} is {self._what} now, as this process was silent; stop one of them.")
 
     def _keep_uploading(self) -> None:
         is_told = False
@@ -306,12 +302,6 @@ class Owner:
                 return
             except (InputError, OSError):  # the network may come back
                 continue
-
-
-def _owner_file(path: Path, *, makes: bool = True) -> Path:
-    if makes:
-        outputs.make_folder(path)
-    return path / copies.OWNER_FILE
 
 
 def _left_over(there: Iterable[str], named: Mapping[str, Any]) -> Iterator[str]:
