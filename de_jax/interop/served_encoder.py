@@ -27,7 +27,7 @@ import jax.export
 import numpy as np
 
 TOWERS = {"query": "query", "document": "doc", "doc": "doc"}
-"""The names of the towers in serving.json by those that a caller gives; "doc" is the older one."""
+"""The names of a caller, and those in serving.json; "doc" is also read, as older programs say."""
 LENGTH_MULTIPLE = 16  # tokens; each length and each number of texts is compiled once
 
 
