@@ -1,4 +1,4 @@
-"""Peak memory of `evaluate_beir`, BM25 and fusion included; prints one JSON line.
+"""Peak memory of `evaluate beir`, BM25 and fusion included; prints one JSON line.
 
 python -m benchmarks.evaluation_memory --num_docs 57638 --num_queries 648
 
@@ -51,7 +51,15 @@ def main(argv: list[str] | None = None) -> None:
         )
         _write_run(folder, args.dim)
         start = time.monotonic()
-        command = [sys.executable, "-m", "tools.evaluate_beir", f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "de_jax",
+            "evaluate",
+            "beir",
+            f"--run_dir={folder / 'run'}",
+            f"--dataset_dir={folder / 'data'}",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DE_JAX_CACHE": str(folder / "cache")})
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     sizes = {name: getattr(args, name) for name in ("num_docs", "num_queries", "doc_words", "dim")}

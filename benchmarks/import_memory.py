@@ -1,4 +1,4 @@
-"""The most memory that `import_pairs`, or a stream, holds while it reads a table, and its time; prints one JSON line.
+"""The most memory that `import pairs`, or a stream, holds while it reads a table, and its time; prints one JSON line.
 
 python -m benchmarks.import_memory --num_rows 1000000
 python -m benchmarks.import_memory --num_rows 1000000 --window 100000    # as a seqio task, by seqio_pairs.window
@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> None:
         _write(table, args.num_rows, words)
         command = [
             "-m",
-            "tools.import_pairs",
+            "de_jax",
+            "import",
+            "pairs",
             str(table),
             f"--tokenizer={folder / 'spiece.model'}",
             f"--out_dir={folder / 'pairs'}",

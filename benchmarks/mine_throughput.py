@@ -83,7 +83,7 @@ def _refresh_seconds(
 
 def _trained(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
     """Seconds of an update, the median over the log's lines, and of the whole, of a run that mines its first negatives alone."""
-    process = _start(run_dir, args.trainer_prefix, "de_jax.trainer", args, settings)
+    process = _start(run_dir, args.trainer_prefix, "train", args, settings)
     summary = json.loads(_output(process))
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line][UNMEASURED_LINES:]
     if not lines:
@@ -96,14 +96,14 @@ def _trained(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> di
 
 def _mined_once(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
     """Seconds of the stages of one refresh by the finished run."""
-    report = json.loads(_output(_start(run_dir, args.miner_prefix, "de_jax.mine", args, settings, "--once")))
+    report = json.loads(_output(_start(run_dir, args.miner_prefix, "mine", args, settings, "--once")))
     return {**report["seconds"], "total": round(sum(report["seconds"].values()), 3)}
 
 
 def _beside(alone: dict[str, float], args: argparse.Namespace, settings: list[str]) -> dict[str, Any]:
     """The same run with a miner in a process of its own, which mines by every new checkpoint."""
     run_dir = args.out_dir / "beside"
-    miner = _start(run_dir, args.miner_prefix, "de_jax.mine", args, settings, "--poll_seconds=0.2")
+    miner = _start(run_dir, args.miner_prefix, "mine", args, settings, "--poll_seconds=0.2")
     try:
         beside = _trained(run_dir, args, settings)
         generations = _output(miner).splitlines()
@@ -120,17 +120,17 @@ def _beside(alone: dict[str, float], args: argparse.Namespace, settings: list[st
 
 
 def _start(
-    run_dir: Path, prefix: str, module: str, args: argparse.Namespace, settings: list[str], *more: str
+    run_dir: Path, prefix: str, verb: str, args: argparse.Namespace, settings: list[str], *more: str
 ) -> subprocess.Popen[str]:
     own = ["HardNegatives.mine_every_steps=None", f"Logging.log_every_steps={args.log_every_steps}"]
     gin = [f"--gin_file={name}" for name in args.gin_file] + [f"--gin.{setting}" for setting in (*own, *settings)]
-    line = [*shlex.split(prefix), sys.executable, "-m", module, *gin, f"--run_dir={run_dir}", *more]
+    line = [*shlex.split(prefix), sys.executable, "-m", "de_jax", verb, *gin, f"--run_dir={run_dir}", *more]
     measure.log(shlex.join(line))
     return subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
 
 
 def _output(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=None if "de_jax.trainer" in process.args else MINER_ENDS_SECONDS)  # type: ignore[operator]
+    output, _ = process.communicate(timeout=None if "train" in process.args else MINER_ENDS_SECONDS)  # type: ignore[operator]
     if process.returncode:
         raise InputError(f"{shlex.join(process.args)} ended with code {process.returncode}; its message is above.")  # type: ignore[arg-type]
     return output

@@ -6,7 +6,7 @@ python -m benchmarks.negative_cache --model=tiny --batch_size=16 --query_length=
 Three steps take turns: `plain` has only in-batch negatives, `mined` gets its negatives with the batch, and `cached` draws them from
 a full cache, encodes them and keeps them. So cached - mined is the cost of the cache, and mined - plain the cost of negatives. All
 have the same towers, AdamW and padded texts of random tokens, each of the full length. `predicted_gib` is the size of the cache as
-`de-jax plan_run` counts it, without running anything. `arguments_gib` is how much larger the arguments of the
+`de-jax plan` counts it, without running anything. `arguments_gib` is how much larger the arguments of the
 compiled step, except its batch, are with the cache. On a machine that others use, put `taskset -c 0` before the command and add
 `--clock cpu`.
 """

@@ -42,7 +42,7 @@ class Step(NamedTuple):
     rows: tuple[int, int] | None = None  # of packed queries and documents
 
     def arguments(self) -> list[str]:
-        """Of `plan_run`."""
+        """Of `plan`."""
         loss = "samtone" if "samtone" in self.recipe else "in_batch_softmax"
         settings = [f"T5Config.remat={self.remat}", "T5Config.scan_layers=True", f"Devices.num_chunks={self.num_chunks}"]
         settings += [f"{loss}.block_size={self.block_size}"] if self.block_size else []
@@ -63,7 +63,7 @@ class Rotary(NamedTuple):
     has_adapters: bool = False  # those of recipes/lora.gin, beside a base in bfloat16
 
     def arguments(self) -> list[str]:
-        """Of `plan_run`."""
+        """Of `plan`."""
         settings = ["RotaryConfig.remat=full", f"Devices.num_chunks={self.num_chunks}"]
         settings += [f"make_mesh.{axis}" for axis in self.mesh.split()]
         settings += LORA if self.has_adapters else []
@@ -172,8 +172,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def step_plan(step: Step | Rotary) -> dict[str, Any]:
-    """The report of `de-jax plan_run`, from its own process, which frees the memory of the program at its end."""
-    command = [sys.executable, "-m", "de_jax.tools.plan_run", *step.arguments()]
+    """The report of `de-jax plan`, from its own process, which frees the memory of the program at its end."""
+    command = [sys.executable, "-m", "plan", *step.arguments()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")

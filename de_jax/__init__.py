@@ -2,23 +2,27 @@
 
 load       opens a model from a run, a folder of another library or the Hugging Face hub
 evaluate   scores a model on a data set
+fine_tune  trains a model on a table of pairs, and says whether it helped
 train      trains a run from a `Recipe`, in a folder
 Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
 losses     functions for `Recipe.loss`
+tune       searches the settings of a fine-tuning, and says whether the best is better than the start
 register_encoder   makes an encoder of your own known
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "evaluate", "load", "losses", "register_encoder", "train"]
+__all__ = ["Recipe", "evaluate", "fine_tune", "load", "losses", "register_encoder", "train", "tune"]
 
 _MODULES = {
     "Recipe": "recipe",
     "evaluate": "scoring",
+    "fine_tune": "tuning",
     "load": "model",
     "register_encoder": "models.dual_encoder",
     "train": "trainer",
+    "tune": "trials",
 }
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from de_jax.recipe import Recipe
     from de_jax.scoring import evaluate
     from de_jax.trainer import train
+    from de_jax.trials import tune
+    from de_jax.tuning import fine_tune
 else:
 
     def __getattr__(name: str) -> Any:

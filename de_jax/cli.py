@@ -1,95 +1,160 @@
-"""`de-jax <verb>`: the trainer and every tool under one name; each verb is a module that also runs as `python -m`."""
+"""`de-jax <verb> [kind]`: every command under one name. A verb is a function in `tools`, whose signature makes its flags."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
+import functools
+import json
 import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from de_jax import command
+from de_jax import __version__, arguments, command
+from de_jax.flags import Command
+from de_jax.settings import meant
+from de_jax.types import InputError
 
 GROUPS = {
-    "Start here": {
-        "quickstart": ("de_jax.tools.quickstart", "build a data set, train, index, search and score, in minutes"),
-        "doctor": ("de_jax.tools.doctor", "check this installation: versions, devices, extras, caches, disk"),
-        "completion": ("de_jax.tools.completion", "print a script for Tab completion in bash, zsh or fish"),
-    },
+    "Start here": {"quickstart": "quickstart", "doctor": "doctor", "completion": "completion"},
     "Models": {
-        "import_model": ("de_jax.tools.import_model", "turn a model of Hugging Face, sentence-transformers or T5X into a run"),
-        "export_model": ("de_jax.tools.export_model", "write a run for sentence-transformers, T5X, safetensors, peft or serving"),
-        "push_to_hub": ("de_jax.tools.push_to_hub", "upload an exported folder to the Hugging Face hub (dry run by default)"),
-        "inspect_run": ("de_jax.tools.inspect_run", "show a run: settings, curves, parameters, shared parts"),
-        "verify": ("de_jax.tools.verify", "check the checksums of a run, a token store or embeddings"),
+        "import model": "models",
+        "export model": "models",
+        "export hub": "models",
+        "verify": "verify",
     },
     "Data": {
-        "import_pairs": ("de_jax.tools.import_pairs", "make training data from a table: csv, tsv, jsonl, parquet, Arrow, datasets"),
-        "import_openqa": ("de_jax.tools.import_openqa", "make a BEIR folder of DPR's passages, questions and answers"),
-        "import_negatives": ("de_jax.tools.import_negatives", "make hard negatives from a table or a TREC run"),
-        "export_negatives": ("de_jax.tools.export_negatives", "write a generation of hard negatives as jsonl"),
-        "build_pydocs": ("de_jax.tools.build_pydocs", "build a retrieval data set from this machine's docstrings"),
-        "tokenize_corpus": ("de_jax.tools.tokenize_corpus", "tokenize texts, optionally with a newly trained vocabulary"),
-        "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, for training without TensorFlow"),
+        "import pairs": "data",
+        "import task": "data",
+        "import openqa": "data",
+        "import pydocs": "data",
+        "import negatives": "negatives",
+        "export negatives": "negatives",
+        "encode tokens": "data",
     },
     "Training": {
-        "train": ("de_jax.trainer", "train a dual encoder from a gin recipe"),
-        "daft": ("de_jax.tools.daft", "make small query towers for a model, and plot quality against speed"),
-        "mine": ("de_jax.mine", "mine hard negatives beside a run, from each new checkpoint"),
-        "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs with a run or BM25"),
-        "score_pairs": ("de_jax.tools.score_pairs", "score training pairs and negatives with a teacher, for distillation"),
-        "encode_guide": ("de_jax.tools.encode_guide", "embed training texts with a guide model, to mask false negatives"),
-        "doc2query": ("de_jax.tools.doc2query", "train a query generator, and generate queries for a corpus"),
-        "plan_run": ("de_jax.tools.plan_run", "compile a recipe for remote devices: memory, FLOPs, collectives"),
+        "fine_tune": "tune",
+        "tune": "tune",
+        "train": "train",
+        "train daft": "daft",
+        "plan": "train",
+        "mine": "train",
+        "mine pairs": "negatives",
+        "score pairs": "encode",
+        "encode guide": "encode",
+        "doc2query train": "doc2query",
+        "doc2query generate": "doc2query",
+        "doc2query import": "doc2query",
     },
-    "Search": {
-        "encode_corpus": ("de_jax.tools.encode_corpus", "embed a corpus with a run"),
-        "export_index": ("de_jax.tools.export_index", "write a corpus's embeddings as parquet, or into Milvus"),
-        "search": ("de_jax.tools.search", "search a corpus with a run: one query, or a prompt"),
-        "demo": ("de_jax.tools.demo", "open a page to try a model beside BM25, their fusion and a second model"),
-    },
+    "Search": {"encode corpus": "encode", "search": "search", "demo": "search", "export index": "search"},
     "Evaluation": {
-        "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, with BM25 and fusion"),
-        "evaluate_nanobeir": (
-            "de_jax.tools.evaluate_nanobeir",
-            "score a run on NanoBEIR's 13 small sets, from a folder or the hub",
-        ),
-        "evaluate_msmarco": ("de_jax.tools.evaluate_msmarco", "score a run on MS MARCO's passages or documents"),
-        "evaluate_trec": ("de_jax.tools.evaluate_trec", "score a run, or a TREC run file, on any topics and judgements"),
-        "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as in MultiReQA"),
-        "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in its passages (open-domain QA)"),
-        "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of a folder of pairs"),
-        "compare_runs": ("de_jax.tools.compare_runs", "test whether systems differ significantly"),
-        "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents expanded with generated queries"),
-        "measure_query_latency": ("de_jax.tools.measure_query_latency", "measure the latency of query towers"),
+        "evaluate beir": "evaluate",
+        "evaluate nanobeir": "evaluate",
+        "evaluate msmarco": "evaluate",
+        "evaluate trec": "evaluate",
+        "evaluate sentences": "evaluate",
+        "evaluate openqa": "evaluate",
+        "evaluate pairs": "evaluate",
+        "compare runs": "compare",
+        "compare expansions": "expansions",
+        "compare latency": "compare",
     },
-    "Analysis": {
-        "analyse_embeddings": ("de_jax.tools.analyse_embeddings", "analyse a run's embeddings: maps, distances, groups (HTML)"),
-        "analyse_negatives": ("de_jax.tools.analyse_negatives", "analyse negatives: loss, gradients, overlap, mining cost (HTML)"),
-    },
+    "Analysis": {"analyse run": "analyse", "analyse embeddings": "analyse", "analyse negatives": "analyse"},
 }
-"""The verbs as `--help` shows them: {group: {verb: (module, summary)}}."""
-VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
+"""The verbs as `--help` shows them: {group: {verb: module in tools}}; the function has the verb's name, with _ for the space."""
+VERBS = {verb: module for group in GROUPS.values() for verb, module in group.items()}
+ALIASES = {
+    **{name.replace(" ", "_"): name for name in VERBS if " " in name and name.split()[0] in ("analyse", "compare", "evaluate")},
+    "build_pydocs": "import pydocs",
+    "daft": "train daft",
+    "encode_corpus": "encode corpus",
+    "encode_guide": "encode guide",
+    "export_batches": "import task",
+    "export_index": "export index",
+    "export_model": "export model",
+    "export_negatives": "export negatives",
+    "import_model": "import model",
+    "import_negatives": "import negatives",
+    "import_openqa": "import openqa",
+    "import_pairs": "import pairs",
+    "inspect_run": "analyse run",
+    "measure_query_latency": "compare latency",
+    "mine_negatives": "mine pairs",
+    "plan_run": "plan",
+    "push_to_hub": "export hub",
+    "score_pairs": "score pairs",
+    "tokenize_corpus": "encode tokens",
+}
+"""Old names, which go after 0.2: {old: new}; the flags are the same."""
 
 
 def main() -> None:
-    """Runs the verb named by the first argument with the rest of the command line."""
-    verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if verb not in VERBS:
-        if verb in ("--help", "-h"):
-            print(_usage())
-            sys.exit()
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        print(f"{_usage()}\n\n'{verb}' is not a verb of de-jax{hint}.", file=sys.stderr)
-        sys.exit(command.EXIT_INPUT)
-    module = importlib.import_module(VERBS[verb][0])
-    sys.argv = [f"de-jax {verb}", *sys.argv[2:]]
-    command.run(module.main)
+    """Runs the verb that the command line begins with."""
+    command.run(_main)
 
 
-def _usage() -> str:
-    lines = ["usage: de-jax <verb> [--help] ..."]
-    for group, verbs in GROUPS.items():
-        lines += ["", group, *(f"  {name:<23}{summary}" for name, (_, summary) in verbs.items())]
+def _main() -> None:
+    call(*split(sys.argv[1:]))
+
+
+def call(verb: str, argv: Sequence[str]) -> None:
+    """Runs a command and prints its reports, a JSON object a line.
+
+    Raises:
+        InputError: flags or inputs that cannot be used.
+        SystemExit: after --help, or where the command was told to stop.
+    """
+    found = command_of(verb).call(argv, ready=command.keep_compiled)
+    for report in found if isinstance(found, Iterator | list) else [found]:
+        if report is not None:
+            print(json.dumps(report), flush=True)
+
+
+@functools.cache
+def command_of(verb: str) -> Command:
+    """The command of a verb; reads one file, and imports no JAX."""
+    return Command(f"de_jax.tools.{VERBS[verb]}", verb.replace(" ", "_"), verb, vars(arguments))
+
+
+def kinds_of(verb: str) -> list[str]:
+    """The kinds of a verb, such as "beir" of "evaluate"."""
+    return [name.partition(" ")[2] for name in VERBS if name.startswith(f"{verb} ")]
+
+
+def split(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The verb, and the rest of a command line."""
+    first, second = (*argv, "", "")[:2]
+    if first in ("", "--help", "-h"):
+        _exit(_usage(VERBS))
+    if first == "--version":
+        _exit(f"de_jax {__version__}")
+    if first in ALIASES:
+        print(f"de-jax {first} is now de-jax {ALIASES[first]}; the old name goes with the next release.", file=sys.stderr)
+        return ALIASES[first], argv[1:]
+    if f"{first} {second}" in VERBS:
+        return f"{first} {second}", argv[2:]
+    kinds = kinds_of(first)
+    if first in VERBS and (second.startswith("-") or not kinds or not second):
+        return first, argv[1:]
+    if not kinds:
+        verbs = dict.fromkeys([*(name.split()[0] for name in VERBS), *ALIASES])
+        raise InputError(f"'{first}' is not a verb of de-jax{meant(first, verbs)}; de-jax --help lists them.")
+    if second in ("--help", "-h"):
+        _exit(_usage([name for name in VERBS if name.split()[0] == first]))
+    if not second or second.startswith("-"):
+        raise InputError(f"de-jax {first} needs a kind: {', '.join(kinds)}.")
+    raise InputError(f"'{second}' is not a kind of de-jax {first}{meant(second, kinds)}; there are {', '.join(kinds)}.")
+
+
+def _exit(text: str) -> None:
+    print(text)
+    sys.exit()
+
+
+def _usage(verbs: Any) -> str:
+    """The verbs by group, each with the first sentence of its help."""
+    lines = ["usage: de-jax <verb> [<kind>] [--help] ..."]
+    for group, known in GROUPS.items():
+        if shown := [name for name in known if name in verbs]:
+            lines += ["", group, *(f"  {name:<20}{command_of(name).summary}" for name in shown)]
     return "\n".join(lines)
 
 

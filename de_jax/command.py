@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import contextvars
 import ctypes
 import errno
 import hashlib
@@ -20,7 +19,7 @@ from typing import Any, NoReturn
 
 from de_jax import freed_memory
 from de_jax.files import addresses, outputs
-from de_jax.settings import LOCAL, PositiveInt, numeric
+from de_jax.settings import LOCAL, PositiveInt, meant, numeric
 from de_jax.types import InputError
 
 EXIT_INPUT = 2
@@ -39,16 +38,6 @@ MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-_ASKED = contextvars.ContextVar("asked", default=False)
-"""Whether `parser_of` runs a command."""
-
-
-class _Asked(Exception):
-    """Brings a parser out of a command's `main`."""
-
-    def __init__(self, parser: Parser) -> None:
-        self.parser = parser
-
 
 class Parser(argparse.ArgumentParser):
     """A command's arguments. An error is one sentence; an address of a bucket becomes the path of its copy, which is fetched.
@@ -62,19 +51,21 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, numeric(PositiveInt))
         self.register("type", float, numeric(float))
         self._addresses: list[str] = []
+        self.checks: list[Callable[[argparse.Namespace, list[str]], None]] = []
         self.register("type", None, self._local)
         self.register("type", Path, lambda text: Path(self._local(_filled(text))))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; for `parser_of` it gives the parser itself in the place of the arguments."""
-        if _ASKED.get():
-            raise _Asked(self)
+        """As argparse's; then `checks` are called, and addresses are fetched once all arguments are right."""
+        self._addresses = []
         known, others = super().parse_known_args(args, namespace)
         for action in self._actions:
             given = getattr(known, action.dest, None)
             if action.type is None and action.default != "" and "" in (given if isinstance(given, list) else [given]):
                 self.error(f"{'/'.join(action.option_strings) or action.dest} is empty; give a value")
-        for address in self._addresses:  # all arguments are right
+        for check in self.checks:
+            check(known, others)
+        for address in self._addresses:
             addresses.local(address)
         return known, others
 
@@ -89,17 +80,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             InputError: another argument was given.
         """
-        self.refuse(args, [name for name in vars(args) if name not in used], beside=flag)
-
-    def refuse(self, args: argparse.Namespace, names: Collection[str], *, beside: str) -> None:
-        """Refuses these arguments, which another flag leaves without a meaning; see `refuse_others`."""
-        if given := [name for name in names if getattr(args, name) != self.get_default(name)]:
-            raise InputError(f"--{given[0]} changes nothing beside {beside}; leave one of them out.")
-
-    def refuse_without(self, args: argparse.Namespace, names: Collection[str], flag: str) -> None:
-        """Refuses these arguments where another flag is not given, without which they have no meaning."""
-        if given := [name for name in names if getattr(args, name) != self.get_default(name)]:
-            raise InputError(f"--{given[0]} changes nothing without {flag}; give both, or leave --{given[0]} out.")
+        if given := [name for name in vars(args) if name not in used and getattr(args, name) != self.get_default(name)]:
+            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
 
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
@@ -118,26 +100,32 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` in the place of the usage that argparse prints."""
+        if found := re.match(r"the following arguments are required: ([^,]+)", message):
+            raise InputError(f"{found[1]} is missing{self._meaning(found[1])}.")
+        if found := re.match(r"argument (\S+): expected .* argument", message):
+            raise InputError(f"{found[1]} has no value{self._meaning(found[1])}.")
+        if found := re.match(r"argument (\S+): ignored explicit argument '(.*)'", message):
+            raise InputError(f"{found[1]} takes no value; leave ={found[2]} out.")
         sentence = re.sub(r"^argument (\S+): (is )?", lambda match: f"{match[1]} is " if match[2] else f"{match[1]}: ", message)
         raise InputError(f"{sentence.rstrip('.')}.")
+
+    def _meaning(self, name: str) -> str:
+        """The help of an argument as a message ends."""
+        text = next((one.help for one in self._actions if name in (*one.option_strings, one.metavar, one.dest)), None)
+        return f"; give {text.replace('%%', '%')}" if text else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, with the nearest choice."""
+        if action.choices is not None and value not in action.choices:
+            *first, last = map(str, action.choices)
+            wanted = f"{', '.join(first)} or {last}" if first else last
+            raise argparse.ArgumentError(action, f"is {value}; it must be {wanted}{meant(str(value), [*first, last])}")
 
 
 def _filled(path: str) -> str:
     if not path:
         raise argparse.ArgumentTypeError("is empty; give a path, such as . for this folder")
     return path
-
-
-def parser_of(main: Callable[[list[str]], object]) -> Parser:
-    """The parser of a command: its `main` runs as far as the arguments, and no further."""
-    token = _ASKED.set(True)
-    try:
-        main([])
-    except _Asked as found:
-        return found.parser
-    finally:
-        _ASKED.reset(token)
-    raise TypeError(f"{main} returned without parsing arguments")
 
 
 def run(main: Callable[[], None]) -> None:
@@ -189,11 +177,6 @@ def import_asked_for() -> None:
             importlib.import_module(name)
         except (ImportError, TypeError, ValueError) as error:  # a relative name, or none
             raise InputError(f"DE_JAX_IMPORT names {name}, which cannot be imported: {error}.") from None
-
-
-def add_memory_fraction(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag for `use_memory_fraction`."""
-    parser.add_argument("--memory_fraction", type=float, help="share of the GPU's memory for this process, if several use it")
 
 
 def use_memory_fraction(fraction: float | None) -> None:

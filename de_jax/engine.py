@@ -22,15 +22,15 @@ _BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 """How the chips of a TPU host are laid out."""
 
 
-def run(module: str, argv: Sequence[str] | None, num_shards: int | None = None) -> list[dict[str, Any]]:
+def run(verb: str, argv: Sequence[str], num_shards: int | None = None) -> list[dict[str, Any]]:
     """Runs a command with --shard=0/n to n-1/n, then without; each in a process of its own, on whatever machine is free.
 
     A task has one GPU, all TPU chips of a host, or all processors of a machine in a cluster without either. The shards of a machine
     that is lost run elsewhere, and continue. All machines see the same folders under the same paths, and have the same packages.
 
     Args:
-        module: has the command's `main`.
-        argv: its flags; None for those of this process.
+        verb: of the command.
+        argv: its flags.
         num_shards: n; None for as many as can run at once.
 
     Returns:
@@ -43,7 +43,7 @@ def run(module: str, argv: Sequence[str] | None, num_shards: int | None = None) 
         import ray
     except ImportError:
         raise InputError("--engine=ray needs the package ray; run pip install 'de_jax[ray]'.") from None
-    flags = _without_own(sys.argv[1:] if argv is None else argv)
+    flags = _without_own(argv)
     place = os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith("DE_JAX_")}
     with contextlib.redirect_stdout(sys.stderr):  # Ray repeats the output of its tasks
         ray.init()  # the cluster in RAY_ADDRESS, or the one of this machine
@@ -51,8 +51,8 @@ def run(module: str, argv: Sequence[str] | None, num_shards: int | None = None) 
             options, at_once = _places([node["Resources"] for node in ray.nodes() if node["Alive"]])
             total = num_shards or at_once
             task = ray.remote(max_calls=1, max_retries=RETRIES, scheduling_strategy="SPREAD", **options)(_run)
-            ray.get([task.remote(module, [*flags, f"--shard={number}/{total}"], *place) for number in range(total)])
-            found: list[dict[str, Any]] = ray.get(task.remote(module, flags, *place))
+            ray.get([task.remote(verb, [*flags, f"--shard={number}/{total}"], *place) for number in range(total)])
+            found: list[dict[str, Any]] = ray.get(task.remote(verb, flags, *place))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         finally:
@@ -78,7 +78,7 @@ def _places(machines: Sequence[dict[str, float]]) -> tuple[dict[str, Any], int]:
     return {"num_cpus": min(processors)}, len(processors)
 
 
-def _run(module: str, argv: list[str], folder: str, settings: dict[str, str]) -> list[dict[str, Any]]:
+def _run(verb: str, argv: list[str], folder: str, settings: dict[str, str]) -> list[dict[str, Any]]:
     """The JSON objects that a command prints."""
     import ray
 
@@ -89,6 +89,6 @@ def _run(module: str, argv: list[str], folder: str, settings: dict[str, str]) ->
     command.import_asked_for()
     command.keep_compiled()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        importlib.import_module(module).main(argv)
+        importlib.import_module("de_jax.cli").call(verb, argv)
     addresses.upload()
     return [json.loads(line) for line in printed.getvalue().splitlines()]

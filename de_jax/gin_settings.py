@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from gin import config_parser
 
 from de_jax.files.reading import read_lines
+from de_jax.settings import meant
 from de_jax.types import InputError
 
 PACKAGE = "de_jax"
@@ -92,7 +93,7 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
     """
     found = Settings()
     for name in gin_files:
-        _read_file(_find(name), found, allow_imports, ())
+        _read_file(find(name), found, allow_imports, ())
     for binding in bindings:
         _read_typed(binding, found)
     return found
@@ -220,12 +221,13 @@ def _read_typed(binding: str, found: Settings) -> None:
     found[_setting(statements[0])] = Bound(statements[0].value, place, is_typed=True)
 
 
-def _find(name: str) -> Path:
+def find(name: str) -> Path:
+    """A gin file here, or among the recipes. Raises InputError: there is none."""
     for path in (Path(name), RECIPES_DIR / name):
         if path.is_file():
             return path
-    there = ", ".join(sorted(str(path.relative_to(RECIPES_DIR)) for path in RECIPES_DIR.glob("recipes/*.gin")))
-    raise InputError(f"the gin file {name} does not exist; the recipes are {there}, and those of the papers in recipes/paper/.")
+    near = meant(name, (str(path.relative_to(RECIPES_DIR)) for path in RECIPES_DIR.rglob("*.gin")))
+    raise InputError(f"the gin file {name} does not exist{near}; the recipes are in {RECIPES_DIR / 'recipes'}.")
 
 
 def _find_included(name: str, place: str) -> Path:

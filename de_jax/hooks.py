@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from de_jax.data.sources.training_set import QueriesForBoth, TrainingSet, of_source
-from de_jax.evaluation.dev_scores import divergence, score_dev
+from de_jax.evaluation.dev_scores import divergence
+from de_jax.evaluation.verdict import DevScores
 from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.mining.mining_run import MineNegatives
 from de_jax.recipe import Recipe
@@ -46,7 +45,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
     hooks: list[Hook] = [log, *([watch] if watch else [])]
     timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
     run_at = {name: functools.partial(run_of, recipe, run.run_dir, part) for name, part in data.parts.items()}
-    dev_scores = functools.partial(_dev_scores, data, {name: functools.partial(at, start_step) for name, at in run_at.items()})
+    dev_scores = DevScores(data, {name: functools.partial(at, start_step) for name, at in run_at.items()}, run.run_dir)
     evaluated = None
     if data.dev_sets:
         evaluated = EvaluateOnDev(
@@ -57,10 +56,16 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             patience=logging.early_stopping_patience,
             begun=run.beside.get("dev"),
             start_step=start_step,
-            sinks=sinks,
+            sinks=[*sinks, dev_scores.keep] if sinks else [],
             **timed,
         )
         hooks.append(evaluated)
+        if not start_step and recipe.initialization.init_from and logging.evaluate_start:
+            first = dev_scores(run.state.all_params)
+            for sink in sinks:
+                sink(0, {f"dev/{name}": value for name, value in first.items()})
+            if sinks:
+                dev_scores.keep_first()
     aligned = None
     if recipe.alignment:
         run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
@@ -99,14 +104,6 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         reasons=[one.reason for one in (aligned, evaluated, watch) if one],
     )
     return [*hooks, *run.profile(), save]
-
-
-def _dev_scores(data: TrainingSet, run_at: Mapping[str, Callable[[Params], Run]], params: Params) -> dict[str, float]:
-    """The scores on the dev set; of a mixture the means over the dev sets, and those of each source as "<source>/ndcg@10"."""
-    scores = {name: score_dev(run_at[name](params), dev) for name, dev in data.dev_sets.items()}
-    means = {measure: float(np.mean([one[measure] for one in scores.values()])) for measure in next(iter(scores.values()))}
-    own = {f"{name}/{measure}": value for name, one in scores.items() if name for measure, value in one.items()}
-    return means | own
 
 
 def _naming(source: str, sink: Sink) -> Sink:

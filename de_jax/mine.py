@@ -1,21 +1,9 @@
-"""Mines hard negatives beside a training run: a generation from each new checkpoint, until the run is complete.
-
-de-jax train --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
-de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
-
-Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
-time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
-
---engine=ray encodes the documents of each generation on all machines of a Ray cluster that see the same folders. Without Ray, jobs
-encode a shard each of one checkpoint with --step=8000 --shard=0/4 to 3/4, and --step=8000 --once mines with their embeddings.
-"""
+"""Mines hard negatives beside a training run: a generation from each new checkpoint, until the run is complete."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import json
 import os
 import shutil
 import sys
@@ -25,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import arguments, command, engine, recipe_file
+from de_jax import command, recipe_file
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
@@ -37,7 +25,6 @@ from de_jax.mining.mining_run import encode_part, mine_generation, mined_steps, 
 from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
-from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, numeric
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, continuing, load_run
 from de_jax.types import InputError
@@ -180,6 +167,31 @@ class _Mining(NamedTuple):
         return has_ended or newest >= num_steps
 
 
+def mine_elsewhere(
+    recipe: Recipe, run_dir: str | Path, by_step: Callable[[int], list[dict[str, Any]] | None], *, step: int | None, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """As `mine`, with other processes that mine by one checkpoint, which is kept for them meanwhile.
+
+    Args:
+        recipe, run_dir: as for `mine`.
+        by_step: the reports of their generations by the checkpoint of this step.
+        step: as for `mine`.
+        **options: `once`, `poll_seconds`, `dtype` and `texts_per_shard` of `mine`.
+    """
+
+    def mine_step(step: int) -> Iterator[dict[str, Any]]:
+        with _kept(mining.run_dir, step):
+            yield from by_step(step) or ()
+
+    with _opened(recipe, run_dir, **options) as mining:
+        if addresses.address_of(mining.run_dir):
+            raise InputError("--engine needs a run in a folder that all machines see, not in a bucket.")
+        if options["once"]:
+            yield from mine_step(_newest_step(mining.run_dir) if step is None else step)
+        else:
+            yield from _until_the_end(mining, recipe.optimization.num_steps, mine_step, contextlib.nullcontext())
+
+
 def _until_the_end(
     mining: _Mining, num_steps: int, mine_step: MineStep, held: contextlib.AbstractContextManager[None]
 ) -> Iterator[Any]:
@@ -208,52 +220,6 @@ def _only(mining: _Mining) -> Iterator[None]:
         for mined in mining.data.all_mined.values():
             locks.enter_context(only_miner(mined.negatives_dir))
         yield
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    from de_jax import configurables  # mining from Python needs no gin
-
-    args, bindings = configurables.parse_with_settings(_parser(), argv)
-    command.use_memory_fraction(args.memory_fraction)
-    part = arguments.part(args)
-    with continuing(Path(args.run_dir)):
-        recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
-    options = {"dtype": arguments.dtype(args), "texts_per_shard": args.texts_per_shard}
-    if part and args.step is None:
-        raise InputError("--shard and --distributed need the number of a checkpoint in --step, so that all jobs take the same one.")
-    if args.step is not None and not (args.once or part):
-        raise InputError("--step names the checkpoint of --once or --shard; give one of them beside it.")
-    if part:
-        mine_shard(recipe, args.run_dir, args.step, part, **options)
-        print(json.dumps({"shard": str(part)}))
-        return
-    options |= {"once": args.once, "poll_seconds": args.poll_seconds}
-    found = _mine_by_engine(recipe, args, argv, **options) if args.engine else mine(recipe, args.run_dir, step=args.step, **options)
-    for one in found:
-        print(json.dumps(one if isinstance(one, dict) else _said(one)), flush=True)
-
-
-def _said(generation: Generation) -> dict[str, Any]:
-    said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
-    return {"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}
-
-
-def _mine_by_engine(recipe: Recipe, args: argparse.Namespace, argv: list[str] | None, **options: Any) -> Iterator[dict[str, Any]]:
-    """The command's output for each generation, mined by other processes."""
-
-    def mine_step(step: int) -> Iterator[dict[str, Any]]:
-        with _kept(mining.run_dir, step):
-            flags = [*(sys.argv[1:] if argv is None else argv), "--once", f"--step={step}"]
-            yield from engine.run("de_jax.mine", flags, args.num_shards)
-
-    with _opened(recipe, args.run_dir, **options) as mining:
-        if addresses.address_of(mining.run_dir):
-            raise InputError("--engine needs a run in a folder that all machines see, not in a bucket.")
-        if args.once:
-            yield from mine_step(_newest_step(mining.run_dir) if args.step is None else args.step)
-        else:
-            yield from _until_the_end(mining, recipe.optimization.num_steps, mine_step, contextlib.nullcontext())
 
 
 @contextlib.contextmanager
@@ -313,30 +279,3 @@ def _new_steps(mining: _Mining, num_steps: int) -> Iterator[int]:
 
 def _reason(error: OSError) -> str:
     return f"{error.strerror} at {error.filename}" if error.filename else str(error.strerror)
-
-
-def _parser() -> command.Parser:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument(
-        "--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable"
-    )
-    parser.add_argument("--run_dir", required=True, help="the run; it may start later")
-    parser.add_argument("--once", action="store_true", help="mine once with one checkpoint, then exit")
-    parser.add_argument("--step", type=numeric(NonNegativeInt), help="the checkpoint of --once or --shard; default the newest")
-    parser.add_argument(
-        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="seconds between checks for a newer checkpoint (default 5)"
-    )
-    parser.add_argument(
-        "--texts_per_shard",
-        type=numeric(PositiveInt),
-        default=encode.TEXTS_PER_SHARD,
-        help="texts encoded at a time; parts are multiples of this (default 32768)",
-    )
-    arguments.add_dtype(parser)
-    arguments.add_shard(parser)
-    command.add_memory_fraction(parser)
-    return parser
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.evaluation import verdict
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -33,7 +34,7 @@ from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
 from de_jax.training.run.run_settings import origins
-from de_jax.types import Array, InputError, Ranking
+from de_jax.types import Array, InputError
 
 if TYPE_CHECKING:
     from de_jax.retrieval.vector_index import VectorIndex
@@ -46,7 +47,7 @@ RUN_FORMAT = "run"
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
-    "push_to_hub": "the command de-jax push_to_hub",
+    "push_to_hub": "the command de-jax export hub",
     "get_sentence_embedding_dimension": "embedding_dim",
     "get_embedding_dimension": "embedding_dim",
     "max_seq_length": "run.query.max_length and run.doc.max_length",
@@ -147,6 +148,11 @@ class Model:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
         return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
 
+    @property
+    def scores(self) -> dict[str, Any]:
+        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; empty for other models."""
+        return verdict.of_run(self.run.run_dir) or {}
+
     def encode_query(
         self,
         texts: Texts,
@@ -207,19 +213,25 @@ class Model:
         scores = queries @ docs.reshape(-1, docs.shape[-1]).T
         return scores if docs.ndim == 2 else scores.reshape(len(queries), *docs.shape[:2]).max(axis=2)
 
-    def search(self, queries: Texts, docs: Texts, k: int = 10) -> Ranking:
+    def search(self, queries: Texts, docs: Texts, k: int = 10) -> list[Any]:
         """The k best documents of each query, among texts that are encoded for this call; `index` keeps documents for later calls.
 
         Args:
             queries: a str, or an iterable of str.
-            docs: as queries; row i of the ranking is the i-th text.
-            k: at least 1; of fewer documents, the remaining places have row -1 and score -inf.
+            docs: as queries; the i-th text has the row i.
+            k: at least 1; of fewer documents, all are found.
+
+        Returns:
+            A list of `Hit` (rank, row, id, score, text) for each query, best first; of a str its own list.
 
         Raises:
             InputError: as of `encode_query`, no documents, or `k` below 1.
         """
         check_value("k", k, PositiveInt)
-        return self.index(self.encode_document(docs)).search(self.encode_query(queries), k)
+        texts = list(_checked_texts(docs))
+        of_all = self.index(self.encode_document(texts)).search(np.atleast_2d(self.encode_query(queries)), k)
+        found = [[hit._replace(text=texts[hit.row]) for hit in hits] for hits in of_all]
+        return found[0] if isinstance(queries, str) else found
 
     def index(
         self,

@@ -57,7 +57,7 @@ class Model:
         others: Literal["query", "document"] = "document",
     ) -> None:
         if getattr(model, "max_passages", 1) > 1:
-            raise InputError("this model has several vectors a document, and mteb takes one; score it with de-jax evaluate_beir.")
+            raise InputError("this model has several vectors a document, and mteb takes one; score it with de-jax evaluate beir.")
         self._encode = {"query": model.encode_query, "document": model.encode_document}
         self._name, self._revision, self._others = name, revision, others
 

@@ -1,4 +1,4 @@
-"""The scores of a model in Python on a data set, as the command `evaluate_beir` computes them."""
+"""The scores of a model in Python on a data set, as the command `evaluate beir` computes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate(
     skip_empty: bool = False,
     keep_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """A model's scores on a BEIR folder or a table, as `de-jax evaluate_beir` has them; of a folder of data sets, their mean.
+    """A model's scores on a BEIR folder or a table, as `de-jax evaluate beir` has them; of a folder of data sets, their mean.
 
     Embeddings and scores are kept in the run's folder, those of other models in `DE_JAX_CACHE`: the same call is answered at once.
 

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import re
@@ -251,9 +252,12 @@ class Mismatch(ValueError):
     """A value that does not fit, the keys that lead to it, and the expected value."""
 
     def __init__(self, found: Any, expected: str, keys: tuple[Any, ...] = ()) -> None:
+        super().__init__(expected)
         self.found, self.expected, self.keys = found, expected, keys
-        place = "/".join(str(key)[:_LONGEST] for key in keys)
-        super().__init__(f"{place + ' is ' if place else 'found '}{shown(found)}, expected {expected}")
+
+    def __str__(self) -> str:
+        place = "/".join(str(key)[:_LONGEST] for key in self.keys)
+        return f"{place + ' is ' if place else 'found '}{shown(self.found)}, expected {self.expected}"
 
 
 class _Absent:
@@ -270,7 +274,7 @@ class Maybe(NamedTuple):
     default: Any = _Absent()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Record:
     """An object of JSON with these keys, an annotation or a check for each; others are left as they are, or with `only` refused.
 
@@ -290,7 +294,7 @@ class Record:
         for name, field in self.fields.items():
             hint, default = field if isinstance(field, Maybe) else (field, _Absent())
             if name in value:
-                found[name] = _below(name, value[name], hint)
+                found[name] = _below(name, check_of(hint), value[name])
             elif not isinstance(default, _Absent):
                 found[name] = default
             elif not isinstance(field, Maybe):
@@ -324,14 +328,15 @@ def nullable(hint: Any) -> Check:
 
 
 def list_of(hint: Any, *, least: int = 0, most: int | None = None) -> Check:
-    """A list of so many values that each fit; it may have millions of strings."""
+    """A list of so many values that each fit; it may have millions."""
 
     def check(value: Any) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= (len(value) if most is None else most):
             raise Mismatch(value, f"a list of {least}" + (" or more" if most is None else "") if least else "a list")
         if hint is str and set(map(type, value)) <= {str}:
             return value
-        return [_below(place, one, hint) for place, one in enumerate(value)]
+        own = check_of(hint)
+        return [_below(place, own, one) for place, one in enumerate(value)]
 
     return check
 
@@ -342,7 +347,7 @@ def map_of(hint: Any, *, keys: Any = str, least: int = 0) -> Check:
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) < least:
             raise Mismatch(value, "an object" if not least else f"an object of {least} or more keys")
-        return {_below("a key", key, keys): _below(key, one, hint) for key, one in value.items()}
+        return _fit_mapping((keys, hint), value)
 
     return check
 
@@ -356,7 +361,8 @@ def some_text(value: Any) -> str:
 
 def text_id(value: Any) -> str:
     """The id of a text: a string that is not empty, or a whole number, which stands for its digits."""
-    if mismatch(value, int) and (not isinstance(value, str) or not value):
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number and (not isinstance(value, str) or not value):
         raise Mismatch(value, "an id, a string that is not empty")
     return str(value)
 
@@ -389,49 +395,58 @@ def fit(value: Any, hint: Any) -> Any:
     Raises:
         Mismatch: the annotation does not allow it.
     """
+    return check_of(hint)(value)
+
+
+@functools.cache
+def check_of(hint: Any) -> Check:
+    """The check that an annotation describes."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, Record | types.FunctionType):
-        return hint(value)
+        return hint
     if origin is Annotated and PATH in arguments:
-        if not isinstance(value, str) or _is_foreign(value):
-            raise Mismatch(value, LOCAL if isinstance(value, str) else "a string")
-    elif origin is Annotated:
-        fit(value, arguments[0])
-        if outside := next(filter(None, (_outside(value, one) for one in arguments[1:] if isinstance(one, Range))), None):
-            raise Mismatch(value, outside)
-    elif origin in (typing.Union, types.UnionType):
-        return _fit_one_of(value, arguments)
-    elif origin is Literal:
-        if not any(type(value) is type(choice) and value == choice for choice in arguments):
-            raise Mismatch(value, _choices(value, arguments))
-    elif origin in (tuple, list, collections.abc.Sequence):
-        return _fit_sequence(value, arguments, origin)
-    elif origin in (dict, collections.abc.Mapping):
-        if not isinstance(value, collections.abc.Mapping):
-            raise Mismatch(value, "a dictionary")
-        return {_below("a key", key, arguments[0]): _below(key, entry, arguments[1]) for key, entry in value.items()}
-    elif expected := _expected_type(value, hint, origin):
-        raise Mismatch(value, expected)
-    return value
+        return _fit_path
+    if origin is Annotated:
+        ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
+        return functools.partial(_fit_ranges, check_of(arguments[0]), ranges)
+    if origin in (typing.Union, types.UnionType):
+        return functools.partial(_fit_one_of, arguments)
+    if origin is Literal:
+        return functools.partial(_fit_choice, arguments)
+    if origin in (tuple, list, collections.abc.Sequence):
+        return functools.partial(_fit_sequence, arguments, origin)
+    if origin in (dict, collections.abc.Mapping):
+        return functools.partial(_fit_mapping, arguments)
+    if test := _TESTS.get(origin or hint):
+        return functools.partial(_fit_tested, *test)
+    return _PLAIN.get(hint) or functools.partial(_fit_class, hint)
 
 
-def _below(key: Any, value: Any, hint: Any) -> Any:
-    """`fit` of what an object or a list holds under a key."""
+def _below(key: Any, check: Check, value: Any) -> Any:
+    """Checks what an object or a list holds under a key."""
     try:
-        return fit(value, hint)
+        return check(value)
     except Mismatch as error:
         raise Mismatch(error.found, error.expected, (key, *error.keys)) from None
 
 
-def _outside(value: float | int, allowed: Range) -> str | None:
-    if value < allowed.low or (allowed.above and value == allowed.low):
-        return f"{'more than' if allowed.above else 'at least'} {allowed.low:.12g}"
-    if value > allowed.high or (allowed.below and value == allowed.high):
-        return f"{'less than' if allowed.below else 'at most'} {allowed.high:.12g}"
-    return None
+def _fit_path(value: Any) -> str:
+    if not isinstance(value, str) or _is_foreign(value):
+        raise Mismatch(value, LOCAL if isinstance(value, str) else "a string")
+    return value
 
 
-def _fit_one_of(value: Any, options: Sequence[Any]) -> Any:
+def _fit_ranges(check: Check, ranges: Sequence[Range], value: Any) -> Any:
+    value = check(value)
+    for low, high, above, below in ranges:
+        if value < low or (above and value == low):
+            raise Mismatch(value, f"{'more than' if above else 'at least'} {low:.12g}")
+        if value > high or (below and value == high):
+            raise Mismatch(value, f"{'less than' if below else 'at most'} {high:.12g}")
+    return value
+
+
+def _fit_one_of(options: Sequence[Any], value: Any) -> Any:
     faults = []
     for option in options:
         try:
@@ -446,44 +461,78 @@ def _fit_one_of(value: Any, options: Sequence[Any]) -> Any:
     raise Mismatch(value, " or ".join(expected) + (", or None" if types.NoneType in options else ""))
 
 
-def _choices(value: Any, choices: Sequence[Any]) -> str:
+def _fit_choice(choices: Sequence[Any], value: Any) -> Any:
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return value
     texts = [choice for choice in choices if isinstance(choice, str)]
     near = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) and len(choices) > 1 else []
     *first, last = map(repr, choices)
-    return (f"{', '.join(first)} or {last}" if first else last) + (f" (did you mean {near[0]!r}?)" if near else "")
+    raise Mismatch(value, (f"{', '.join(first)} or {last}" if first else last) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
 
-def _fit_sequence(value: Any, entries: Sequence[Any], origin: Any) -> Any:
+def _fit_sequence(entries: Sequence[Any], origin: Any, value: Any) -> list[Any]:
     is_fixed, kind = origin is tuple and Ellipsis not in entries, "a list" if origin is list else "a tuple"
     if isinstance(value, str):
         raise Mismatch(value, f'{kind}, such as ("{value}",)' if origin is not list else kind)
     if not isinstance(value, collections.abc.Sequence) or (is_fixed and len(value) != len(entries)):
         raise Mismatch(value, kind + (f" of {len(entries)}" if is_fixed else ""))
-    return [_below(place, one, entries[place] if is_fixed else entries[0]) for place, one in enumerate(value)]
+    checks = [check_of(entry) for entry in entries] if is_fixed else itertools.repeat(check_of(entries[0]))
+    return [_below(place, check, one) for place, (check, one) in enumerate(zip(checks, value, strict=False))]
 
 
-def _expected_type(value: Any, hint: Any, origin: Any) -> str | None:
-    """The type that a value should have; None if it has it."""
-    if origin is collections.abc.Callable or hint is Callable:
-        return None if callable(value) else "a function"
-    if hint is None or hint is types.NoneType:
-        return None if value is None else "None"
-    if hint is bool:
-        return None if isinstance(value, bool) else "True or False"
-    if hint is int:
-        return None if isinstance(value, numbers.Integral) and not isinstance(value, bool) else _whole(value)
-    if hint is float:
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        return "a number" if not is_number else None if _is_finite(value) else "a finite number"
-    if hint is str:
-        return None if isinstance(value, str) else "a string"
+def _fit_mapping(arguments: Sequence[Any], value: Any) -> dict[Any, Any]:
+    if not isinstance(value, collections.abc.Mapping):
+        raise Mismatch(value, "a dictionary")
+    of_keys, own = map(check_of, arguments)
+    return {_below("a key", of_keys, key): _below(key, own, one) for key, one in value.items()}
+
+
+def _fit_int(value: Any) -> Any:
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST
+        raise Mismatch(value, f"a whole number, written {int(value)}" if is_whole else "a whole number")
+    return value
+
+
+def _fit_float(value: Any) -> Any:
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise Mismatch(value, "a number")
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        is_finite = False
+    if not is_finite:
+        raise Mismatch(value, "a finite number")
+    return value
+
+
+_PLAIN: dict[Any, Check] = {int: _fit_int, float: _fit_float}
+_TESTS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    str: (lambda value: isinstance(value, str), "a string"),
+    types.NoneType: (lambda value: value is None, "None"),
+    None: (lambda value: value is None, "None"),
+    Callable: (callable, "a function"),
+    collections.abc.Callable: (callable, "a function"),
+}
+
+
+def _fit_tested(is_fine: Callable[[Any], bool], expected: str, value: Any) -> Any:
+    if not is_fine(value):
+        raise Mismatch(value, expected)
+    return value
+
+
+def _fit_class(hint: Any, value: Any) -> Any:
     if hint in (Any, object) or not inspect.isclass(hint):
-        return None  # anything, or a type variable
+        return value  # anything, or a type variable
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
         is_fine = not isinstance(value, str | numbers.Number | tuple | list | dict | None)
     else:
         is_fine = isinstance(value, hint)
-    return None if is_fine else f"{hint.__name__}(...)" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}"
+    if not is_fine:
+        raise Mismatch(value, f"{hint.__name__}(...)" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}")
+    return value
 
 
 def _is_foreign(path: str) -> bool:
@@ -493,15 +542,3 @@ def _is_foreign(path: str) -> bool:
     from de_jax.files import addresses  # most paths are here
 
     return addresses.foreign(path) is not None
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
-        return False
-
-
-def _whole(value: Any) -> str:
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST
-    return f"a whole number, written {int(value)}" if is_whole else "a whole number"

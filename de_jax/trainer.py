@@ -1,14 +1,9 @@
-"""Trains a dual encoder from a gin recipe; repeat the command to continue a stopped run.
-
-de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
-    --gin.PairsOptions.tokenizer=data/spiece.model --run_dir=runs/samtone
-"""
+"""Trains a dual encoder from a recipe; the same call continues a stopped run."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import sys
 import time
 import warnings
@@ -23,12 +18,12 @@ from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.evaluation import verdict
 from de_jax.files import addresses
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
 from de_jax.recipe import Recipe
-from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.dev_evaluation import ended_early
 from de_jax.training.mesh import distributed, sharding, sharding_rules
@@ -133,12 +128,16 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
                 run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
+    judged = verdict.of_run(run_dir) if data.dev_sets else None
+    if judged and distributed.is_first() and not (stop and stop.reason == StopOnSignal.REASON):
+        print(*verdict.sentences(judged), sep="\n", file=sys.stderr)
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
         "seconds": round(time.monotonic() - began, 1),
-        **_counts(recipe, state),
+        **counts(recipe, state),
         "stopped": stop.reason if stop else None,
+        **({"verdict": judged} if judged else {}),
     }
 
 
@@ -162,36 +161,7 @@ def first_params(recipe: Recipe) -> Params:
     return recipe.merged(state.all_params)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command; prints a JSON object when the run is complete."""
-    from de_jax import configurables  # training from Python needs no gin
-
-    args, bindings = configurables.parse_with_settings(_parser(), argv)
-    command.use_memory_fraction(args.memory_fraction)
-    process = {name: getattr(args, name) for name in ("coordinator_address", "num_processes", "process_id")}
-    if distributed.is_asked_for(automatic=args.distributed, **process):
-        command.go_on_in_child()
-        distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
-    if bool(args.recipe) == bool(args.gin_file or bindings):
-        raise InputError("name the recipe once: --gin_file, or --recipe for that of a run, which takes no other settings.")
-    if args.recipe:
-        recipe = Recipe.load(args.recipe, allow_imports=args.allow_imports)
-    else:
-        with continuing(Path(args.run_dir)) if args.run_dir else contextlib.nullcontext():
-            recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
-    if args.dry_run:
-        print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
-    else:
-        if not args.run_dir:
-            raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        summary = train_or_stop(recipe, args.run_dir)
-        if distributed.is_first():
-            print(json.dumps(summary))
-        if summary["stopped"] == StopOnSignal.REASON:
-            sys.exit(command.EXIT_STOPPED)
-
-
-def _counts(recipe: Recipe, state: TrainState) -> dict[str, int]:
+def counts(recipe: Recipe, state: TrainState) -> dict[str, int]:
     """How many parameters there are, and of a run with adapters how many are trained."""
     counted = {"num_parameters": state.all_params} | ({"num_trained_parameters": state.params} if recipe.adapters else {})
     return {name: sum(leaf.size for leaf in jax.tree.leaves(params)) for name, params in counted.items()}
@@ -263,28 +233,3 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
 
 def _tokenizers(data: TrainingSet) -> dict[str, Tokenizer]:
     return {"query": data.query.tokenizer, "doc": data.doc.tokenizer}
-
-
-def _parser() -> command.Parser:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], help="a recipe; repeatable")
-    parser.add_argument("--recipe", help="the recipe of this run, or a file of Recipe.save, in place of --gin_file")
-    parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
-    parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
-    command.add_memory_fraction(parser)
-    processes = parser.add_argument_group("several processes", "the same command on every host, with its own --process_id")
-    processes.add_argument("--distributed", action="store_true", help="join the processes started by a TPU pod, SLURM or MPI")
-    processes.add_argument("--coordinator_address", help="host:port of process 0, outside a known cluster")
-    processes.add_argument("--num_processes", type=int)
-    processes.add_argument("--process_id", type=numeric(NonNegativeInt), help="0 to num_processes - 1; process 0 writes the logs")
-    processes.add_argument(
-        "--lost_after_seconds",
-        type=int,
-        default=60,
-        help="end the run if a process is silent for this long",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    command.run(main)

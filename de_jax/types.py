@@ -140,6 +140,16 @@ class Ranking(NamedTuple):
     scores: Array  # [q, k] float32; -inf where doc_rows is -1
 
 
+class Hit(NamedTuple):
+    """A document that a search found."""
+
+    rank: int  # from 1
+    row: int  # of the documents as they were given
+    id: str
+    score: float
+    text: str = ""  # where the search was given texts
+
+
 LossFn = Callable[[Embeddings], tuple[Array, Metrics]]
 """A loss with its hyper-parameters bound: (scalar in nats, its parts)."""
 

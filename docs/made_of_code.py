@@ -25,6 +25,7 @@ PARTS = {"embedder": "embeddings of tokens", "encoder": "encoder", "projection":
 ROOMS = {
     "arguments.py": "Commands",
     "command.py": "Commands",
+    "cli.py": "Commands",
     "configurables.py": "Recipes",
     "data": "Training data",
     "data/expansion": "Document expansion",
@@ -34,6 +35,7 @@ ROOMS = {
     "doc2query": "Query generators",
     "evaluation": "Evaluation",
     "files": "Files and folders",
+    "flags.py": "Commands",
     "gin_settings.py": "Recipes",
     "interop": "Models of other libraries",
     "losses": "Losses",
@@ -118,14 +120,21 @@ def commands() -> Iterator[str]:
     """The verbs of `de-jax` by group, each with the first part of its `--help`."""
     for group, verbs in cli.GROUPS.items():
         yield from ("", f"## {group}", "", "| command | purpose |", "|---|---|")
-        yield from (f"| [`{verb}`](#{verb}) | {summary} |" for verb, (_, summary) in verbs.items())
-        for verb, (module, _) in verbs.items():
-            file = ROOT / f"{module.removeprefix('de_jax.') if '.tools.' in module else module}".replace(".", "/")
-            text = ast.get_docstring(ast.parse(file.with_suffix(".py").read_text(encoding="utf-8")))
-            yield from ("", f"### {verb}", "", "```text", text or "", "```")
+        known = {verb: cli.command_of(verb) for verb in verbs}
+        yield from (f"| [`{verb}`](#{verb.replace(' ', '-')}) | {one.summary} |" for verb, one in known.items())
+        for verb, one in known.items():
+            yield from ("", f"### {verb}", "", "```text", one.parser.description or "", "```")
 
 
-MAKERS: dict[str, Callable[[], Iterator[str]]] = {maker.__name__: maker for maker in (recipes, exit_codes, messages, commands)}
+def old_commands() -> Iterator[str]:
+    """A table of the names that commands had before."""
+    yield from ("| old | new |", "|---|---|")
+    yield from (f"| `{old}` | `{new}` |" for old, new in sorted(cli.ALIASES.items()))
+
+
+MAKERS: dict[str, Callable[[], Iterator[str]]] = {
+    maker.__name__: maker for maker in (recipes, exit_codes, messages, commands, old_commands)
+}
 
 
 @functools.cache

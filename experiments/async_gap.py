@@ -69,7 +69,7 @@ def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -
     arguments = ["--gin_file=recipes/ance_firstp.gin", f"--run_dir={run_dir}"]
     arguments += [f"--gin.{name}={value}" for name, value in settings.items()]
     with _miner(arguments) if refresh == BESIDE else contextlib.nullcontext():
-        line = [sys.executable, "-m", "de_jax.trainer", *arguments]
+        line = [sys.executable, "-m", "de_jax", "train", *arguments]
         print(shlex.join(line), file=sys.stderr, flush=True)
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
 
@@ -77,7 +77,7 @@ def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -
 @contextlib.contextmanager
 def _miner(arguments: list[str]) -> Iterator[None]:
     """The second process, as long as the run needs it."""
-    line = [sys.executable, "-m", "de_jax.mine", *arguments, "--poll_seconds=0.5"]
+    line = [sys.executable, "-m", "de_jax", "mine", *arguments, "--poll_seconds=0.5"]
     print(shlex.join(line), file=sys.stderr, flush=True)
     miner = subprocess.Popen(line, stdout=subprocess.DEVNULL)
     try:

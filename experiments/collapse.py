@@ -95,7 +95,7 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
         **own,
     }
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax", "train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_report.BothTowers]:

@@ -3,7 +3,7 @@
 python -m experiments.compare_losses --dataset_dir=../shared/data/beir/arxiv-title-abstract \\
     --tokenizer=../shared/data/tokenizers/t5 --out_dir=runs/compare_losses --seeds 0
 
-Every run is a plain `de-jax train` followed by `de-jax evaluate_beir`, both printed to stderr, so that any line can be repeated
+Every run is a plain `de-jax train` followed by `de-jax evaluate beir`, both printed to stderr, so that any line can be repeated
 by hand. Finished runs are not trained again. Nothing is chosen on the test split: settings are equal for all losses.
 """
 
@@ -55,9 +55,9 @@ def main() -> None:
                 "Recipe.loss": f"@{function}",
                 f"{function}.temperature": TEMPERATURE,
             }
-            train = ["de_jax.trainer", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
+            train = ["de_jax", "train", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
             summary = processes.run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
-            evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", f"--dataset_dir={args.dataset_dir}"]
+            evaluate = ["de_jax", "evaluate", "beir", f"--run_dir={run_dir}", f"--dataset_dir={args.dataset_dir}"]
             scores = processes.run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])
             print(json.dumps({"loss": name, "seed": seed, "train_seconds": summary["seconds"], **scores}), flush=True)
 

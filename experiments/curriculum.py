@@ -4,7 +4,7 @@ python -m experiments.curriculum --model=all-MiniLM-L6-v2/ --dataset_dir=../shar
     --expansion=queries/squad --out_dir=runs/curriculum
 
 For every strategy and seed, it runs a plain `de-jax train` with recipes/curriculum.gin, and for the baseline with
-recipes/vanilla.gin. Then `de-jax compare_expansions` compares them; its table and pictures are figures 5 and 7 of He et al. (2023)
+recipes/vanilla.gin. Then `de-jax compare expansions` compares them; its table and pictures are figures 5 and 7 of He et al. (2023)
 for this set. It prints one JSON line for each split, strategy and form, and one line for each split with the costs of the forms.
 All commands are printed to stderr, so that any line can be repeated by hand; finished runs are not repeated. Settings are equal
 for all runs, and nothing is chosen on the test split.
@@ -31,14 +31,14 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        processes.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", f"--dtype={args.dtype}", *lengths])
+        processes.run(["de_jax", "import", "model", f"--from={args.model}", f"--run_dir={base}", f"--dtype={args.dtype}", *lengths])
     runs: dict[str, list[str]] = {}
     for seed, strategy in itertools.product(args.seeds, [VANILLA, *args.strategies]):
         run_dir = args.out_dir / f"{strategy}-{seed}"
         if args.num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
             _train(base, run_dir, strategy, seed, args)
         runs.setdefault(strategy, []).append(str(run_dir))
-    compared = ["tools.compare_expansions", "--runs", *(f"{name}={','.join(folders)}" for name, folders in runs.items())]
+    compared = ["de_jax", "compare", "expansions", "--runs", *(f"{name}={','.join(folders)}" for name, folders in runs.items())]
     compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", "--skip_empty"]
     compared += [f"--max_generated_length={args.max_generated_length}", "--forms", *args.forms]
     compared += ["--num_generated", *map(str, args.num_generated)]
@@ -77,12 +77,12 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         }
     recipe = VANILLA if strategy == VANILLA else "curriculum"
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax", "train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what import_model takes, such as a folder of sentence-transformers")
+    parser.add_argument("--model", required=True, help="what import model takes, such as a folder of sentence-transformers")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with training pairs")
     parser.add_argument("--expansion", required=True, help="generated queries of its corpus, by de-jax doc2query")
     last = sorted(STRATEGIES, key=lambda strategy: strategy == "curriculum")  # forms.png is of the last one

@@ -2,9 +2,9 @@
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
-For every training set, method and seed, it runs a plain `de-jax train` with the method's recipe. Then `de-jax evaluate_beir` scores
+For every training set, method and seed, it runs a plain `de-jax train` with the method's recipe. Then `de-jax evaluate beir` scores
 the run on the test split of that set, on its dev split if there is one ("<set>/dev"), and on other sets, where fine-tuning may
-lower the scores. Last, `de-jax compare_runs` compares the original model with all fine-tuned models on every such split. All
+lower the scores. Last, `de-jax compare runs` compares the original model with all fine-tuned models on every such split. All
 commands are printed to stderr, so that any line can be repeated by hand; finished work is not repeated. Nothing is chosen on a
 test split: settings are equal for all runs and fixed in advance.
 
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        processes.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
+        processes.run(["de_jax", "import", "model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
@@ -161,7 +161,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             settings["HardNegatives.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-        processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
+        processes.run(["de_jax", "train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
         model = folder
 
 
@@ -181,7 +181,7 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
     if not folder.exists():
         sizes = ["--num_neg_docs=100", "--last_rank=100"]
         processes.run(
-            ["tools.mine_negatives", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes]
+            ["de_jax", "mine", "pairs", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes]
         )
     return folder
 
@@ -191,7 +191,7 @@ def _teacher_scores(dataset: str, args: argparse.Namespace) -> Path:
     folder: Path = args.out_dir / f"{dataset}-scores"
     if not (folder / "manifest.json").exists():
         of = [f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={_bm25_negatives(dataset, args)}"]
-        processes.run(["tools.score_pairs", *of, f"--model={args.out_dir / 'base'}", f"--out_dir={folder}"])
+        processes.run(["de_jax", "score", "pairs", *of, f"--model={args.out_dir / 'base'}", f"--out_dir={folder}"])
     return folder
 
 
@@ -204,13 +204,13 @@ def _evaluated(
     folders = [str(args.data_dir / dataset) for dataset in datasets]
     cut = [f"--embedding_dim={dim}"] if dim else []
     evaluate = [f"--run_dir={run_dir}", f"--split={split}", *cut, "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
-    reports = processes.run(["tools.evaluate_beir", *evaluate])["sets"]
+    reports = processes.run(["de_jax", "evaluate", "beir", *evaluate])["sets"]
     end = ("" if split == "test" else f"/{split}") + (f"@{dim}" if dim else "")
     return {f"{report['dataset']}{end}": report for report in reports}
 
 
 def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """The report of compare_runs for each training set: its systems, with the method of `--beside` as the baseline."""
+    """The report of compare runs for each training set: its systems, with the method of `--beside` as the baseline."""
     found = {}
     for dataset in args.train:
         own = {system: folders for system, folders in systems.items() if system.startswith(f"{dataset}-")}
@@ -221,17 +221,17 @@ def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) 
 
 
 def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """The report of compare_runs; the first system is the baseline."""
+    """The report of compare runs; the first system is the baseline."""
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
     dataset, _, split = name.partition("@")[0].partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
-    found: dict[str, Any] = processes.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
+    found: dict[str, Any] = processes.run(["de_jax", "compare", "runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
     return found
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what import_model takes, such as a folder of sentence-transformers")
+    parser.add_argument("--model", required=True, help="what import model takes, such as a folder of sentence-transformers")
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--train", nargs="+", default=["scifact", "nfcorpus", "medquad"], help="sets to train on, one a run")
     parser.add_argument(

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax import command, trainer
+from de_jax import cli, command
 from de_jax.data.batches import layout
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir
@@ -134,7 +134,7 @@ def _train(arguments: list[str]) -> None:
     """`de-jax train`."""
     print(shlex.join(["de-jax", "train", *arguments]), file=sys.stderr, flush=True)
     with contextlib.redirect_stdout(sys.stderr):
-        command.run(lambda: trainer.main(arguments))
+        command.run(lambda: cli.call("train", arguments))
 
 
 def _compared(folder: Path, data_dir: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/d
 python -m experiments.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
 
 The first JSON line has the milliseconds a query of every query tower, measured in turns. Then comes a line for each set and split,
-by `de-jax compare_runs`, with three baselines: the original model for all systems, the whole model with the same training for all
+by `de-jax compare runs`, with three baselines: the original model for all systems, the whole model with the same training for all
 systems, and the same towers trained at once for DAFT. tradeoff.png shows nDCG@10 on test against latency (Leonhardt et al.,
 figure 6), alignment.png the divergence over the first stages (their figure 4). experiments.light_tradeoff draws the first picture
 from recorded numbers.
@@ -61,7 +61,7 @@ def _splits(dataset: str, args: argparse.Namespace) -> list[str]:
 
 
 def _evaluations(dataset: str, split: str, args: argparse.Namespace) -> dict[str, list[Path]]:
-    """By system, the folders that `de-jax evaluate_beir` wrote, one a seed."""
+    """By system, the folders that `de-jax evaluate beir` wrote, one a seed."""
     methods = [WHOLE, *(f"{way}_{number}" for number in args.query_layers for way in WAYS)]
     runs = {method: [args.out_dir / f"{dataset}-{method}-{seed}" for seed in args.seeds] for method in methods}
     runs = {BEFORE: [args.out_dir / "base"], **runs}
@@ -81,7 +81,7 @@ def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: ar
     def compare(names: list[str]) -> Any:
         qrels = beir.find_qrels(args.data_dir / dataset, split)
         named = [f"{name}={','.join(map(str, systems[name]))}" for name in names]
-        return processes.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *named])["systems"]
+        return processes.run(["de_jax", "compare", "runs", f"--qrels={qrels}", "--systems", *named])["systems"]
 
     each = {str(number): compare([f"{way}_{number}" for way in reversed(WAYS)]) for number in args.query_layers}
     whole = compare([WHOLE, *(system for system in systems if system not in (BEFORE, WHOLE))])
@@ -93,7 +93,7 @@ def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     runs = {BEFORE: args.out_dir / "base"}
     runs |= {f"{number}": args.out_dir / f"{args.train[0]}-daft_{number}-{args.seeds[0]}" for number in args.query_layers}
     named = [f"{name}={folder}" for name, folder in runs.items()]
-    measure = ["tools.measure_query_latency", f"--dataset_dir={args.data_dir / args.train[0]}", f"--num_calls={args.num_calls}"]
+    measure = ["de_jax", "compare", "latency", f"--dataset_dir={args.data_dir / args.train[0]}", f"--num_calls={args.num_calls}"]
     found: dict[str, dict[str, float]] = {}
     for row in processes.run([*measure, "--runs", *named])["latencies"]:
         found.setdefault(row["name"], {}).update({f"{row['batch_size']}": row["p50"], f"{row['batch_size']}_ratio": row["ratio"]})

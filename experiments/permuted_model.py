@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     if set(found.params) != {"shared"} or tower.projection_dim or not isinstance(tower.encoder, BertConfig | T5Config):
         raise InputError(f"{args.model} is not one T5 or BERT encoder without a projection; give the run of a language model.")
     if tokenizer is None:
-        raise InputError(f"{args.model} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>.")
+        raise InputError(f"{args.model} holds no vocabulary; import it with de-jax import model --tokenizer=<file>.")
     params = permuted(found.params, tower.encoder.model_dim, args.seed)
     side = Side(tokenizer, found.query.max_length)
     write_run(args.run_dir, params, model=found.model, query=side, doc=side, origin=[str(args.model)])

@@ -36,13 +36,12 @@ def run_here(arguments: Sequence[str]) -> dict[str, Any]:
     """
     _told(arguments)
     module, *flags = arguments
-    if module == "de_jax":
-        verb, *flags = flags
-        module = cli.VERBS[verb][0]
-    main = importlib.import_module(module).main
     command.keep_compiled()  # the first command may have imported JAX
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(flags)
+        if module == "de_jax":
+            cli.call(*cli.split(flags))
+        else:
+            importlib.import_module(module).main(flags)
     found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 

@@ -24,15 +24,15 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
       warm: {stages: [{recipe: recipes/rand_neg.gin, settings: {Optimization.num_steps: 300}}]}
       both: {start: warm, grid: {rate: [1e-4]}, stages: [{recipe: recipes/fine_tune.gin, use: [query]}]}
       # `then` runs after each run of the arm; in arms that start from it, $start is its run folder
-      mined: {stages: [...], then: [mine_negatives --run_dir=$run_dir --dataset_dir=$dataset_dir --seed=$seed]}
-    evaluate: [--expand_as=views]  # flags of evaluate_beir; an arm's replace them
-    after: [analyse_embeddings --run_dir=$run_dir --dataset_dir=$dataset_dir]  # of every run; kept in <out_dir>/after
+      mined: {stages: [...], then: [mine pairs --run_dir=$run_dir --dataset_dir=$dataset_dir --seed=$seed]}
+    evaluate: [--expand_as=views]  # flags of evaluate beir; an arm's replace them
+    after: [analyse embeddings --run_dir=$run_dir --dataset_dir=$dataset_dir]  # of every run; kept in <out_dir>/after
     measure: nDCG@10
     compare: [{beside: warm, arms: [both]}]
 
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
 $data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has
-each arm's scores by seed, their means, the last losses, the collapses that its logs show, and the `de-jax compare_runs` of each
+each arm's scores by seed, their means, the last losses, the collapses that its logs show, and the `de-jax compare runs` of each
 comparison.
 """
 
@@ -58,6 +58,11 @@ from de_jax.types import InputError
 from experiments import processes
 from reproduction import designs
 from reproduction.yaml_files import read_yaml
+
+
+def _words(line: str) -> str:
+    """The command of a line, as the name of a file."""
+    return "_".join(word for word in line.split()[:2] if not word.startswith("-"))
 
 
 def _written(value: Any) -> str:
@@ -252,7 +257,7 @@ class Experiment:
                 found[f"{of_set}, scored on {Path(where).name}" if number else of_set] = self._of_one_set(where, own)
         for cell, line in itertools.product(cells, design["after"]):
             known = {**self._of_set(cell.set), "run_dir": str(self._run_dir(cell))}
-            self._once(f"after/{cell.name}-{line.split()[0]}", lambda: self._run(line, known))  # noqa: B023
+            self._once(f"after/{cell.name}-{_words(line)}", lambda: self._run(line, known))  # noqa: B023
         return found
 
     def _of_one_set(self, dataset_dir: str, cells: list[Cell]) -> dict[str, Any]:
@@ -269,7 +274,7 @@ class Experiment:
         for number, one in enumerate(self._design["compare"]):
             named = [f"{arm}={folders[arm]}" for arm in (one["beside"], *one["arms"])]
             flags = [f"--qrels={beir.find_qrels(dataset_dir, 'test')}", f"--measure={self._design['measure']}"]
-            line = ["tools.compare_runs", *flags, "--systems", *named]
+            line = ["de_jax", "compare", "runs", *flags, "--systems", *named]
             kept = f"compared/{cells[0].set}-{Path(dataset_dir).name}-{number}"
             compared.append(self._once(kept, lambda: self._command(line)))  # noqa: B023  # called at once
         return {"arms": arms, "compared": compared}
@@ -289,7 +294,7 @@ class Experiment:
         flags = self._design["arms"][cell.arm]["evaluate"]
         flags = [self._filled(flag, **self._of_set(cell.set)) for flag in (self._design["evaluate"] if flags is None else flags)]
         run = [f"--run_dir={self.trained(cell)['run_dir']}", f"--dataset_dir={dataset_dir}", f"--split={split}"]
-        return self._command(["tools.evaluate_beir", *run, "--no_bm25", "--skip_empty", *flags])
+        return self._command(["de_jax", "evaluate", "beir", *run, "--no_bm25", "--skip_empty", *flags])
 
     def _tested(self, cell: Cell, dataset_dir: str) -> dict[str, Any]:
         return self._once(f"test/{cell.name}-{Path(dataset_dir).name}", lambda: self._evaluated(cell, dataset_dir, "test"))

@@ -8,7 +8,7 @@ python -m reproduction --check bm25                            # a recorded resu
 Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
 written again after each score, and the same cell by cell as JSON lines. The same command continues a stopped one.
---dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
+--dry_run with a --topology of plan compiles the step of each recipe for its memory, in minutes each.
 
 Run it in a clone of the repository, which has the tables, designs and results; they are not installed. docs/results.md lists the
 entries. --scale small first runs the designs, also of other papers, whose missing results the paper's designs need.

@@ -232,11 +232,11 @@ class Reproduction:
 
     def _score(self, job: Job, evaluation: Evaluation) -> None:
         start = time.monotonic()
-        verb, *flags = (self.sources.filled(part) for part in shlex.split(evaluation.command))
+        words = [self.sources.filled(part) for part in shlex.split(evaluation.command)]
         key = hashlib.sha256(f"{job.run.folder}\n{evaluation.command}".encode()).hexdigest()[:16]
         ranks = self.out_dir / "per_query" / f"{key}.ranks.json"
         keep = [f"--out_ranks={ranks}"] if evaluation.per_query == RANKS else []
-        report = self._run_command([verb, f"--run_dir={self.sources.run_dir(job.run)}", *flags, *keep])
+        report = self._run_command([*words, f"--run_dir={self.sources.run_dir(job.run)}", *keep])
         found = report.get("dense", report)
         scores = {name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
         per_query = self._per_query(evaluation, report, ranks)

@@ -15,7 +15,7 @@ from reproduction.needs import Needs
 from reproduction.records import Records
 
 KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
-"""Fields of a `de-jax plan_run` report that a plan keeps."""
+"""Fields of a `de-jax plan` report that a plan keeps."""
 
 
 def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_command: RunCommand) -> dict[str, Any]:
@@ -23,17 +23,17 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
 
     Args:
         work: the reproduction; nothing of it is run.
-        topology: for `de-jax plan_run`, which then compiles a step of every recipe, in minutes each; None skips that.
+        topology: for `de-jax plan`, which then compiles a step of every recipe, in minutes each; None skips that.
         settings: of gin, NAME=VALUE, added to every run.
         run_command: runs a verb of de-jax.
 
     Returns:
         paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline`, and with a
-        topology the `KEPT` fields of `plan_run`; cells, each with its runs; missing. Where models or first runs are missing, their
+        topology the `KEPT` fields of `plan`; cells, each with its runs; missing. Where models or first runs are missing, their
         published sizes count.
 
     Raises:
-        InputError: settings that a recipe refuses, or `plan_run` failed, as with an unknown topology.
+        InputError: settings that a recipe refuses, or `plan` failed, as with an unknown topology.
     """
     outlines: dict[tuple[str, str], dict[str, Any]] = {}
     plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": Record({})})
@@ -107,11 +107,11 @@ def _described(work: Reproduction, job: Job, settings: list[str]) -> dict[str, A
 def _compiled(
     plans: Records, job: Job, needs: Needs, topology: str, settings: list[str], run_command: RunCommand
 ) -> dict[str, Any]:
-    """The `KEPT` fields of `plan_run` for a run's step, compiled once."""
+    """The `KEPT` fields of `plan` for a run's step, compiled once."""
     key = {"recipe": job.run.recipe, "training": job.run.training, "topology": topology, "settings": " ".join(settings)}
     record = plans.get(*key.values())
     if record is None:
-        found = run_command(["plan_run", f"--topology={topology}", *needs.arguments, *(f"--gin.{one}" for one in settings)])
+        found = run_command(["plan", f"--topology={topology}", *needs.arguments, *(f"--gin.{one}" for one in settings)])
         record = {**key, "plan": {name: found.get(name) for name in KEPT}}
         plans.add(record)
     plan: dict[str, Any] = record["plan"]

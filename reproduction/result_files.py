@@ -32,7 +32,7 @@ class Scores:
     """Which numbers of a table a command prints again, and where.
 
     A number is the mean over the JSON objects that the entry's commands print. Only objects count that have the values of `lines`
-    for its row, and a number under the keys of `columns`. The keys of `changes` lead to a system of `de-jax compare_runs`, whose
+    for its row, and a number under the keys of `columns`. The keys of `changes` lead to a system of `de-jax compare runs`, whose
     difference and p (permutation test, Holm-corrected) the row has as `Table.change`.
     """
 

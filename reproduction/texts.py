@@ -145,7 +145,7 @@ def masked_tokens(
     mask = mask_id(tokenizer)
     if mask is None:
         raise InputError(
-            "the tokenizer has no token [MASK] or <mask>; take BERT's, or train one with de-jax tokenize_corpus --wordpiece."
+            "the tokenizer has no token [MASK] or <mask>; take BERT's, or train one with de-jax encode tokens --wordpiece."
         )
     before, after = np.array(tokenizer.prefix_ids, np.int32), np.array(tokenizer.suffix_ids, np.int32)
     length = options.max_length - len(before) - len(after)

@@ -26,7 +26,7 @@ def register(
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/; or a table of queries and documents.
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         min_relevance: pairs judged lower are left out.
-        skip_empty: yield empty texts instead of refusing them, for `seqio_pairs` or `export_batches` to leave out.
+        skip_empty: yield empty texts instead of refusing them, for `seqio_pairs` or `import task` to leave out.
     """
     queries, docs = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
     qrels = {split: [path] for split, path in beir.find_splits(dataset_dir).items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.text import input_policy
 from de_jax.files.reading import parse_json, read_lines
 from de_jax.settings import text_id
 from de_jax.tasks import registering
@@ -54,6 +55,6 @@ def _with_ids(record: Any, skip_empty: bool) -> registering.Record:
         if not isinstance(text, str):
             raise ValueError(f"expected an object with the string '{side}'")
         registering.require_text(text, f"the {side}", skip_empty)
-        found[side] = text.strip()
+        found[side] = input_policy.shown(text)
         found[f"{side}_id"] = text_id(record.get(f"{side}_id", registering.text_id(text.strip())))
     return found

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
+from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from de_jax.types import InputError
 
@@ -129,7 +130,7 @@ def text_id(text: str) -> str:
 
 def require_text(text: str, name: str, skip_empty: bool) -> None:
     """Raises ValueError for an empty text, unless empty texts are skipped later."""
-    if not text.strip() and not skip_empty:
+    if not input_policy.shown(text) and not skip_empty:
         raise ValueError(f"{name} is empty; remove it, or set skip_empty")
 
 

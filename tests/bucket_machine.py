@@ -1,19 +1,18 @@
 """A command on a machine whose connection to its bucket is slow, loses answers, or is gone. A program:
 
-    python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
+    python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' train --gin_file=...
 
 `lease` are seconds until a silent machine is overtaken, 6 by default, `beat` those between two entries of an owner, `slow` those
 that each upload takes, `slow_at` the only address with such uploads, `step` seconds that each update takes longer, `lost` the share
 of uploads whose answer is lost, so that they are repeated, `failed` the share that it refuses as if the network were gone.
 """
 
-import importlib
 import json
 import random
 import sys
 import time
 
-from de_jax import command
+from de_jax import cli
 from de_jax.buckets import copies, objects, owners
 from de_jax.training.run.checkpoint import SaveCheckpoints
 
@@ -39,8 +38,8 @@ def main():
 
     objects.Objects.put = put_or_not
     save, SaveCheckpoints.__call__ = SaveCheckpoints.__call__, slowly
-    sys.argv = sys.argv[2:]
-    command.run(importlib.import_module(sys.argv[0]).main)
+    sys.argv = ["de-jax", *sys.argv[2:]]
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs a command again and again, each time in a process of its own that is killed at a random moment, until it was killed often
 enough and came to its end. A program, so that nothing but imports has happened before the processes fork from it:
 
-    python tests/killing.py <<< '{"module": "de_jax.trainer", "argv": [[...], [...]], "watch": ["...", ""], "kills": 50, "seed": 0}'
+    python tests/killing.py <<< '{"verb": "train", "argv": [[...], [...]], "watch": ["...", ""], "kills": 50, "seed": 0}'
 
 The first argument list of `argv` runs undisturbed. Of the others the next is taken whenever one came to its end; they must be
 enough. Every second kill falls shortly after the files of the glob pattern in `watch` change, that is, while something is written.
@@ -9,8 +9,8 @@ Prints, as JSON, how many lists came to their end, and when the kills fell, in s
 """
 
 import contextlib
+import functools
 import glob
-import importlib
 import json
 import os
 import random
@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 
-from de_jax import command
+from de_jax import cli, command
 
 
 def start(main, argv):
@@ -85,7 +85,7 @@ def run_killed(main, argv, pattern, rng, longest):
 def main():
     job = json.load(sys.stdin)
     rng = random.Random(job["seed"])
-    run = importlib.import_module(job["module"]).main
+    run = functools.partial(cli.call, job["verb"])
     begin = time.monotonic()
     assert wait(start(run, job["argv"][0]), 600)
     longest, finished, moments = time.monotonic() - begin, 1, []

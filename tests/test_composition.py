@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pretrained_folders import write_encoder
 
-from de_jax import recipe_checks, trainer
+from de_jax import cli, recipe_checks
 from de_jax.configurables import read_recipe
 from de_jax.settings import name_of
 from de_jax.types import InputError
@@ -55,7 +55,7 @@ def test_a_method_works_with_every_source(method, model):
 
 
 def parameters(capsys, model, *arguments):
-    trainer.main([*arguments, f"--gin.MODEL={model}", *LENGTHS, "--dry_run"])
+    cli.call("train", [*arguments, f"--gin.MODEL={model}", *LENGTHS, "--dry_run"])
     return json.loads(capsys.readouterr().out)
 
 

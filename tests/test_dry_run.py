@@ -7,7 +7,7 @@ import tiny_run
 import toy_run
 from pretrained_folders import write_encoder
 
-from de_jax import trainer
+from de_jax import cli, trainer
 from de_jax.types import InputError
 
 BERT = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16, "max_positions": 20}
@@ -21,7 +21,7 @@ def dry_run(*settings, recipe="recipes/samtone_query.gin"):
     small = [f"{name}={value}" for name, value in small.items() if name not in given and not name.startswith(other)]
     if "Recipe.data=@stored_pairs" in settings:
         small = [setting.replace("beir_pairs.", "PairsOptions.") for setting in small]
-    trainer.main([f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
+    cli.call("train", [f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
 
 
 def test_settings_that_nothing_reads_are_refused(capsys):
@@ -38,7 +38,7 @@ def test_settings_that_nothing_reads_are_refused(capsys):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["Initialization.init_from=/absent/run"], "/absent/run is not a folder"),
+        (["Initialization.init_from=/absent/run"], "/absent/run does not exist"),
         (["PairsOptions.batch_size=12"], "batch_size 12 is not divisible by the 8 devices of the mesh; take 8 or 16"),
         (["Devices.num_chunks=4"], r"batch_size 16 is not divisible by the 8 devices of the mesh times 4 chunks"),
         (["make_mesh.data=1", "PairsOptions.batch_size=1"], r"PairsOptions\.batch_size is 1, so a query has no negative"),
@@ -97,7 +97,7 @@ def test_what_the_data_refers_to_counts_as_read(tmp_path, capsys):
         "--gin.PairsOptions.max_doc_length=40",
         "--gin.query/pretrained_tokenizer.tower=doc",
     ]
-    trainer.main(["--gin_file=recipes/fine_tune.gin", f"--gin.MODEL={tmp_path}", *lengths, "--dry_run"])
+    cli.call("train", ["--gin_file=recipes/fine_tune.gin", f"--gin.MODEL={tmp_path}", *lengths, "--dry_run"])
     assert json.loads(capsys.readouterr().out)["num_parameters"] > 0
 
 
@@ -105,5 +105,5 @@ def test_a_run_that_goes_on_needs_its_source_no_more(tmp_path, capsys):
     run_dir = tiny_run.write_run(tmp_path)
     small = [f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items()]
     command = ["--gin_file=recipes/samtone_query.gin", *small, "--gin.Initialization.init_from=/gone", "--dry_run"]
-    trainer.main([*command, f"--run_dir={run_dir}"])
+    cli.call("train", [*command, f"--run_dir={run_dir}"])
     assert json.loads(capsys.readouterr().out)["num_parameters"] > 0

@@ -11,10 +11,9 @@ import pytest
 import tiny_run
 from ray.cluster_utils import Cluster
 
-from de_jax import engine
+from de_jax import cli, engine
 from de_jax.data.negatives import generations
 from de_jax.retrieval import parts
-from de_jax.tools import encode_corpus, mine_negatives, score_pairs
 from de_jax.types import InputError
 
 
@@ -52,7 +51,7 @@ def files_of(folder):
 
 def printed(tool, flags):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        tool.main([*flags])
+        cli.call(tool, [*flags])
     (line,) = out.getvalue().splitlines()
     return json.loads(line)
 
@@ -87,9 +86,9 @@ def kill_a_task():
 def test_the_shards_of_a_lost_machine_are_encoded_elsewhere(inputs, cluster, tmp_path):
     dataset_dir, run_dir = inputs
     flags = [f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--step=7", "--texts_per_shard=1", "--tokens_per_batch=256"]
-    one, whole = printed(encode_corpus, [*flags, f"--out_dir={tmp_path / 'one'}"]), tmp_path / "many"
+    one, whole = printed("encode corpus", [*flags, f"--out_dir={tmp_path / 'one'}"]), tmp_path / "many"
     with losing(parts.folder_of(whole) / "*", lambda: cluster.remove_node(cluster.machines[0], allow_graceful=False)):
-        many = printed(encode_corpus, [*flags, f"--out_dir={whole}", "--engine=ray", "--num_shards=5"])
+        many = printed("encode corpus", [*flags, f"--out_dir={whole}", "--engine=ray", "--num_shards=5"])
     assert many == {**one, "out_dir": str(whole)}
     assert files_of(whole) == files_of(tmp_path / "one")
     assert not parts.folder_of(whole).exists()
@@ -100,9 +99,9 @@ def test_the_shard_of_a_killed_task_is_encoded_again_and_what_is_mined_is_the_sa
     dataset_dir, run_dir = inputs
     runs = [shutil.copytree(run_dir, tmp_path / name) for name in ("one", "many")]
     flags = [f"--dataset_dir={dataset_dir}", "--step=7", "--texts_per_shard=2", "--num_neg_docs=3"]
-    printed(mine_negatives, [*flags, f"--run_dir={runs[0]}"])
+    printed("mine pairs", [*flags, f"--run_dir={runs[0]}"])
     with losing(runs[1] / "embeddings" / "*" / "*.parts" / "*", kill_a_task):
-        printed(mine_negatives, [*flags, f"--run_dir={runs[1]}", "--engine=ray", "--num_shards=3"])
+        printed("mine pairs", [*flags, f"--run_dir={runs[1]}", "--engine=ray", "--num_shards=3"])
     one, many = (files_of(generations.open_newest(run / "negatives").folder) for run in runs)
     assert {name: data for name, data in one.items() if name.endswith(".npy")} == {
         name: data for name, data in many.items() if name.endswith(".npy")
@@ -113,8 +112,8 @@ def test_the_shard_of_a_killed_task_is_encoded_again_and_what_is_mined_is_the_sa
 def test_other_work_is_spread_too_and_a_users_error_is_the_commands(inputs, cluster, tmp_path):
     dataset_dir, run_dir = inputs
     flags = [f"--dataset_dir={dataset_dir}", f"--model={run_dir}"]
-    printed(score_pairs, [*flags, f"--out_dir={tmp_path / 'one'}"])
-    printed(score_pairs, [*flags, f"--out_dir={tmp_path / 'many'}", "--engine=ray"])
+    printed("score pairs", [*flags, f"--out_dir={tmp_path / 'one'}"])
+    printed("score pairs", [*flags, f"--out_dir={tmp_path / 'many'}", "--engine=ray"])
     assert files_of(tmp_path / "many") == files_of(tmp_path / "one")
     with pytest.raises(InputError, match="has no split 'none'"):
-        score_pairs.main([*flags, "--split=none", f"--out_dir={tmp_path / 'none'}", "--engine=ray"])
+        cli.call("score pairs", [*flags, "--split=none", f"--out_dir={tmp_path / 'none'}", "--engine=ray"])

@@ -41,8 +41,8 @@ PROCESS = Rule(
     (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_checks", "recipe_file"),
     ("jax", "numpy", "jaxtyping"),
 )
-RULES = {
-    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer")),  # when they are used, see below
+RULES = {  # of "de_jax": when they are used, see below
+    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -51,7 +51,8 @@ RULES = {
     "de_jax.freed_memory": Rule(()),
     "de_jax.engine": Rule(("types", "files", "command"), (), ("ray",)),
     "de_jax.command": Rule(("types", "settings", "files", "freed_memory")),
-    "de_jax.cli": Rule(("types", "command")),
+    "de_jax.cli": Rule(("types", "settings", "command", "flags", "arguments")),
+    "de_jax.flags": Rule(("types", "settings", "command")),
     "de_jax.__main__": Rule(("cli",)),
     "de_jax.losses": Rule(("types", "settings"), ("jax", "jaxtyping")),
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
@@ -81,7 +82,7 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation", "interop")),
+    "de_jax.arguments": PROCESS._replace(layers=(*PROCESS.layers, "flags", "engine", "configurables", "gin_settings")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
@@ -89,7 +90,7 @@ RULES = {
     "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
-    "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
+    "de_jax.gin_settings": Rule(("types", "settings", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
@@ -99,8 +100,10 @@ RULES = {
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
-    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
+    "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer")),
+    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "trainer", "tuning")),
+    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),
+    "de_jax.mine": PROCESS,
     "de_jax.planner": PROCESS,
 }
 

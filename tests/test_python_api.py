@@ -17,7 +17,7 @@ from pretrained_folders import our_embeddings, unit, write_encoder
 from random_params import random_params
 
 import de_jax
-from de_jax import configurables, recipe_file, trainer
+from de_jax import cli, configurables, recipe_file, trainer
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer
@@ -26,7 +26,6 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
-from de_jax.tools import evaluate_beir
 from de_jax.training.run.run_folder import load_run, write_run
 from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
@@ -168,7 +167,7 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     assert (tmp_path / "exported" / "modules.json").exists()
     card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
     assert "| started from | `all-MiniLM-L6-v2` |" in card
-    assert "de-jax export_model --run_dir=all-MiniLM-L6-v2 --format=sentence_transformers --out_dir=exported" in card
+    assert "de-jax export model --run_dir=all-MiniLM-L6-v2 --format=sentence_transformers --out_dir=exported" in card
     told["model"].save(tmp_path / "run")
     assert origins(tmp_path / "run") == ["all-MiniLM-L6-v2"]
 
@@ -243,7 +242,7 @@ def test_documents_of_passages_score_as_their_best_one(folders):
     np.testing.assert_allclose(scores, np.einsum("qd,ncd->qnc", queries, expected).max(axis=2), atol=1e-5)
     np.testing.assert_allclose(model.similarity(queries, docs[1]), scores[:, 1:2], atol=1e-6)
     for precision in ("float32", "int8"):
-        found = model.index(docs, precision=precision).search(queries, k=3)
+        found = model.index(docs, precision=precision).search(queries, k=3, arrays=True)
         np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :3], atol=1e-5)
 
 
@@ -267,7 +266,8 @@ def test_devices_share_the_work(sde, folders):
     np.testing.assert_allclose(two.encode_document(TEXTS), sde.encode_document(TEXTS), atol=1e-6)
     assert {device for leaf in jax.tree.leaves(two.run.params) for device in leaf.devices()} == {*jax.local_devices()[1:3]}
     docs = sde.encode_document(TEXTS)
-    np.testing.assert_array_equal(two.index(docs).search(docs, 2).doc_rows, sde.index(docs).search(docs, 2).doc_rows)
+    found, expected = (model.index(docs).search(docs, 2, arrays=True) for model in (two, sde))
+    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
 
 
 @pytest.mark.usefixtures("as_users_have_it")
@@ -289,11 +289,24 @@ def test_one_device_and_numbers_of_numpy_are_options(folders):
 def test_texts_are_searched_in_one_call(sde):
     expected = sde.index(sde.encode_document(TEXTS)).search(sde.encode_query(TEXTS[:2]), 3)
     found = sde.search(iter(TEXTS[:2]), iter(TEXTS), k=3)
-    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
-    np.testing.assert_array_equal(sde.search(TEXTS[0], TEXTS, k=3).doc_rows, found.doc_rows[:1])
+    assert [[hit.row for hit in hits] for hits in found] == [[hit.row for hit in hits] for hits in expected]
+    assert all(hit.text == TEXTS[hit.row] and hit.id == str(hit.row) for hits in found for hit in hits)
+    assert [hit.row for hit in sde.search(TEXTS[0], TEXTS, k=3)] == [hit.row for hit in found[0]]
     with pytest.raises(InputError):
         sde.search("den", [])
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "binary"])
+def test_of_fewer_documents_than_asked_for_all_are_found_and_no_more(sde, precision):
+    index = sde.index(sde.encode_document(TEXTS[:3]), ids=["b", "a", "c"], precision=precision)
+    queries = sde.encode_query(TEXTS[:2])
+    for hits in index.search(queries, k=10):
+        assert [hit.rank for hit in hits] == [1, 2, 3]
+        assert {(hit.row, hit.id) for hit in hits} == {(0, "b"), (1, "a"), (2, "c")}
+    arrays = index.search(queries, k=10, arrays=True)
+    assert arrays.doc_rows.shape == arrays.scores.shape == (2, 3)
+    assert np.isfinite(arrays.scores).all()
+    assert (arrays.doc_rows >= 0).all()
 
 
 def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):
@@ -303,7 +316,7 @@ def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):
     assert cut.encode_document([]).shape == (0, 3)
     assert cut.encode_document("den", precision="binary").shape == (1,)
     queries, codes = cut.encode_query(TEXTS[:2]), cut.encode_document(TEXTS, precision="binary")
-    found = cut.index(codes, ids=[f"d{i}" for i in range(len(TEXTS))], precision="binary").search(queries, 1)
+    found = cut.index(codes, ids=[f"d{i}" for i in range(len(TEXTS))], precision="binary").search(queries, 1, arrays=True)
     np.testing.assert_allclose(found.scores[:, 0], (queries @ np.where(expected > 0, 1, -1).T).max(axis=1), atol=1e-6)
 
 
@@ -312,7 +325,7 @@ def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
     sde.index(docs, ids=[*"abcdefg"]).save(tmp_path / "index")
     again = sde.load_index(tmp_path / "index")
     assert again.ids == [*"abcdefg"]
-    assert again.search(docs[3], k=1).doc_rows.tolist() == [[3]]
+    assert again.search(docs[3], k=1)[0].id == "d"
     with pytest.raises(InputError, match="holds embeddings of 8 dimensions, but this model gives 3"):
         de_jax.load(folders["sde"], truncate_dim=3).load_index(tmp_path / "index")
 
@@ -349,7 +362,7 @@ def test_evaluate_gives_what_the_command_gives(folders, tmp_path, capsys):
         model = de_jax.load(folders["sde"], devices=1, truncate_dim=dim, dtype="float32")
         scores = de_jax.evaluate(model, data, split="test")
         flags = [f"--embedding_dim={dim}"] if dim else []
-        evaluate_beir.main([f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
+        cli.call("evaluate beir", [f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
         assert f'"ndcg@10": {scores["ndcg@10"]}' in capsys.readouterr().out
     assert [*de_jax.evaluate(model, data, measures=["RR@2"])] == ["mrr@2"]
     with pytest.raises(InputError, match="has no split 'dev'; it has test, train"):
@@ -442,7 +455,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),
-        "absent is neither a folder nor a table; give a data set": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
+        "absent does not exist; give a data set": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
         r"measures is \[\]; give at least one": lambda: de_jax.evaluate(sde, tmp_path, measures=iter(())),
         "measures is 5; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures=5),
         "measures is 'RR'; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures="RR"),

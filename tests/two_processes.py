@@ -25,7 +25,7 @@ class TwoProcesses:
         joined = [*argv, f"--coordinator_address=localhost:{port}", "--num_processes=2"]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "de_jax.trainer", *joined, f"--process_id={number}"],
+                [sys.executable, "-m", "de_jax", "train", *joined, f"--process_id={number}"],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,18 +1,9 @@
-"""Checks this installation and suggests a fix for each problem.
-
-de-jax doctor
-de-jax doctor --json
-de-jax doctor --bucket=gs://bucket/folder
-
-Reports versions, devices, extras, caches, disk and environment variables; with --bucket also whether this machine can list, write,
-read and delete there. Exits with 2 if it finds a problem. Changes nothing.
-"""
+"""`de-jax doctor`."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
+import json as json_
 import os
 import platform
 import re
@@ -27,7 +18,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from de_jax import command
 from de_jax.files import addresses, outputs
 from de_jax.types import InputError
 
@@ -47,19 +37,30 @@ class Report:
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    args = _parse_args(argv)
-    report = examine(args.bucket)
-    if args.json:
-        print(json.dumps(dataclasses.asdict(report)))
+def doctor(*, bucket: str | None = None, json: bool = False) -> None:
+    """Checks this installation and suggests a fix for each problem.
+
+    de-jax doctor
+    de-jax doctor --json
+    de-jax doctor --bucket=gs://bucket/folder
+
+    Reports versions, devices, extras, caches, disk and environment variables; with --bucket also whether this machine can list,
+    write, read and delete there. Exits with 2 if it finds a problem. Changes nothing.
+
+    Args:
+        bucket: also check an address at gs:// or s3://.
+        json: print one JSON object instead of text.
+    """
+    report = examine(bucket)
+    if json:
+        print(json_.dumps(dataclasses.asdict(report)))
     else:
         for topic, lines in report.found.items():
             print(topic, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines), sep="\n")
     if report.problems:
         print(*(f"problem: {problem}" for problem in report.problems), sep="\n", file=sys.stderr)
         raise InputError(f"problems found: {len(report.problems)}, listed above, each with its fix.")
-    if not args.json:
+    if not json:
         print("\nNo problem found.")
 
 
@@ -205,14 +206,3 @@ def _version(name: str) -> str | None:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument("--bucket", type=str, help="also check an address at gs:// or s3://")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -1,24 +1,14 @@
-"""All of de_jax in one command: build a data set, train, index, search and score; minutes on two CPU cores, no download.
-
-de-jax quickstart --run_dir=runs/quickstart
-
-Turns the docstrings of Python's standard library into a retrieval task (query: the first sentence; document: the signature and the
-rest). Trains a tiny T5 dual encoder from random parameters. Scores it on unseen modules, beside BM25, the untrained
-model, and the fusion of the model's ranking with BM25's. Writes report.json, curves.png and embeddings.png into the run's folder.
-Repeat the command to continue after a stop.
-"""
+"""`de-jax quickstart`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from de_jax import command
+from de_jax.arguments import LocalPath, PositiveInt
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir, pydocs, vocabulary_training
@@ -35,7 +25,6 @@ from de_jax.retrieval.searcher import Searcher
 from de_jax.trainer import train
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.types import InputError
 
 POLICY = Policy()
 WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
@@ -44,21 +33,41 @@ VOCAB_SIZE = 8000  # few texts fill a smaller one
 EXAMPLES = ("open a file that is compressed", "run a program and read its output", "the difference of two dates")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    args = _parse_args(argv)
-    if args.max_docs is not None and args.max_docs < 1:
-        raise InputError(f"--max_docs is {args.max_docs}; it is at least 1.")
+def quickstart(
+    *,
+    run_dir: Path = Path("runs/quickstart"),
+    dataset_dir: Path | None = None,
+    max_docs: PositiveInt | None = None,
+    num_steps: PositiveInt | None = None,
+    gin_file: LocalPath = "recipes/quickstart.gin",
+) -> dict[str, Any]:
+    """All of de_jax in one command: build a data set, train, index, search and score; minutes on two CPU cores, no download.
+
+    de-jax quickstart --run_dir=runs/quickstart
+
+    Turns the docstrings of Python's standard library into a retrieval task (query: the first sentence; document: the signature and
+    the rest). Trains a tiny T5 dual encoder from random parameters. Scores it on unseen modules, beside BM25, the untrained model,
+    and the fusion of the model's ranking with BM25's. Writes report.json, curves.png and embeddings.png into the run's folder.
+    Repeat the command to continue after a stop. Prints one JSON object.
+
+    Args:
+        run_dir: output folder.
+        dataset_dir: folder of the data set; default <run_dir>/pydocs.
+        max_docs: limit the documents, for a quick look (default all, about 2,900).
+        num_steps: updates; default the recipe's.
+        gin_file: the recipe.
+    """
     start = time.monotonic()
-    run_dir = args.run_dir
-    dataset_dir = args.dataset_dir or run_dir / "pydocs"
-    pydocs.build(dataset_dir, max_docs=args.max_docs, packages=False)
-    recipe = read_recipe([args.gin_file], _bindings(args, dataset_dir, _vocabulary(dataset_dir, run_dir / "vocabulary")))
+    folder = dataset_dir or run_dir / "pydocs"
+    pydocs.build(folder, max_docs=max_docs, packages=False)
+    bindings = [f"beir_pairs.dataset_dir={folder}", f"PairsOptions.tokenizer={_vocabulary(folder, run_dir / 'vocabulary')}"]
+    bindings += [f"Optimization.num_steps={num_steps}"] if num_steps else []
+    recipe = read_recipe([gin_file], bindings)
     summary = train(recipe, run_dir)
     run = load_run(run_dir, "best")
-    dataset = beir.read(dataset_dir, "test")
+    dataset = beir.read(folder, "test")
     report = {
-        **_scores(recipe, run, dataset_dir),
+        **_scores(recipe, run, folder),
         "steps": summary["step"],
         "seconds": round(time.monotonic() - start, 1),
         "pairs_per_s": _median_speed(run_dir),
@@ -68,8 +77,8 @@ def main(argv: list[str] | None = None) -> None:
     }
     outputs.write_json(run_dir / "report.json", report)
     plots.training_curves(run_dir / METRICS_FILE, run_dir / "curves.png", title="Quickstart: a tiny T5 with SamToNe")
-    _show_searches(run, dataset_dir, dataset)
-    print(json.dumps(report))
+    _show_searches(run, folder, dataset)
+    return report
 
 
 def _scores(recipe: Recipe, run: Run, dataset_dir: Path) -> dict[str, Any]:
@@ -140,11 +149,6 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
     return folder
 
 
-def _bindings(args: argparse.Namespace, dataset_dir: Path, vocabulary: Path) -> list[str]:
-    bindings = [f"beir_pairs.dataset_dir={dataset_dir}", f"PairsOptions.tokenizer={vocabulary}"]
-    return bindings + ([f"Optimization.num_steps={args.num_steps}"] if args.num_steps else [])
-
-
 def _median_speed(run_dir: Path) -> float:
     speeds = [line["pairs_per_second"] for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line]
     return round(statistics.median(speeds), 1)
@@ -152,17 +156,3 @@ def _median_speed(run_dir: Path) -> float:
 
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr)
-
-
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"), help="output folder (default runs/quickstart)")
-    parser.add_argument("--dataset_dir", type=Path, help="folder of the data set (default <run_dir>/pydocs)")
-    parser.add_argument("--max_docs", type=int, help="limit the documents, for a quick look (default all, about 2,900)")
-    parser.add_argument("--num_steps", type=int, help="updates (default the recipe's)")
-    parser.add_argument("--gin_file", default="recipes/quickstart.gin", help="the recipe (default recipes/quickstart.gin)")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -1,50 +1,167 @@
-"""Searches a corpus with a trained run: prints one query's hits as a JSON object, or opens a prompt.
-
-de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
-de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
-
-The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at
-once.
-"""
+"""`de-jax search`, `demo` and `export index`: a corpus that is searched here, on a page, or elsewhere."""
 
 from __future__ import annotations
 
-import argparse
+import errno
 import json
 import re
 import shutil
+import socket
 import sys
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from de_jax import arguments, command
-from de_jax.data.text import beir, input_policy
-from de_jax.retrieval import faiss_index
-from de_jax.retrieval.searcher import Searcher, open_searcher, printable
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.arguments import Checkpoint, Index, LocalPath, Model, Port, PositiveInt, rules, texts_of
+from de_jax.data.text import beir
+from de_jax.demo import gradio_page
+from de_jax.files import outputs
+from de_jax.files.outputs import progress_bar
+from de_jax.retrieval import faiss_index, milvus_index
+from de_jax.retrieval.index import check_finite
+from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable
 from de_jax.types import InputError
 
+ROWS_AT_ONCE = 16384
+"""Rows of a row group of a parquet file."""
+LOOPBACK = "127.0.0.1"
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    args = _parse_args(argv)
-    if args.query is not None and not args.query.strip():
+
+def search(
+    model: Model,
+    index: Index,
+    *,
+    dataset_dir: LocalPath,
+    query: str | None = None,
+    k: PositiveInt = 10,
+    skip_empty: bool = False,
+    embeddings_dir: LocalPath | None = None,
+) -> None:
+    """Searches a corpus with a trained run: prints one query's hits as a JSON object, or opens a prompt.
+
+    de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
+    de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
+
+    The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at
+    once.
+
+    Args:
+        dataset_dir: a BEIR folder or a table with the corpus.
+        query: one query; default a prompt.
+        k: documents to show.
+    """
+    if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
-    build_index = faiss_index.index_builder(args.index, arguments.search_options(args))
-    corpus = beir.find_file(args.dataset_dir, "corpus")
-    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
-    texts = dict(zip(*docs, strict=True))
-    searcher = open_searcher(
-        arguments.model(args),
-        corpus,
-        texts,
-        build_index=build_index,
-        embeddings_dir=args.embeddings_dir,
-        skip_empty=args.skip_empty,
-    )
-    if args.query is None:
-        _prompt(searcher, args.k, len(texts))
+    build_index = faiss_index.index_builder(index.index, index.options())
+    corpus, texts = texts_of(dataset_dir, skip_empty=skip_empty)
+    options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
+    searcher = open_searcher(model.open(), corpus, texts, **options)
+    if query is None:
+        _prompt(searcher, k, len(texts))
     else:
-        found = json.dumps({"query": args.query, "results": searcher.search(args.query, args.k)}, ensure_ascii=False)
+        found = json.dumps({"query": query, "results": searcher.search(query, k)}, ensure_ascii=False)
         print(re.sub(r"[\x7f-\x9f]", lambda control: f"\\u{ord(control[0]):04x}", found))  # JSON escapes the others
+
+
+@rules(without={"compare": ("compare_step",)})
+def demo(
+    model: Checkpoint,
+    *,
+    dataset_dir: LocalPath,
+    compare: LocalPath | None = None,
+    compare_step: str | None = None,
+    skip_empty: bool = False,
+    host: str = "127.0.0.1",
+    port: Port = 7860,
+    share: bool = False,
+) -> None:
+    """Opens a page to try a model: results of BM25, dense retrieval, their fusion and a second model side by side.
+
+    de-jax demo --run_dir=runs/sde --dataset_dir=data/beir/scifact
+    de-jax demo --run_dir=runs/sde --dataset_dir=data/beir/scifact --compare=all-MiniLM-L6-v2 --port=8080
+
+    Needs Gradio: pip install 'de_jax[demo]'. Prints the address of the page, which only this machine can open unless --host or
+    --share is given. The first start encodes the corpus and keeps it. Ctrl-C ends the page.
+
+    Args:
+        dataset_dir: a BEIR folder or a table with the corpus.
+        compare: a second run, folder or hub name, in a column of its own.
+        compare_step: checkpoint of --compare.
+        host: address to listen on; the default 127.0.0.1 is this machine only.
+        port: port to listen on.
+        share: also ask Gradio's servers for a public address.
+    """
+    gradio_page.import_gradio()
+    beir.find_file(dataset_dir, "corpus")
+    check_port(host, port)  # all of these before a model loads
+    steps = {"step": model.step, "compare_step": compare_step}
+    blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **steps)
+    if host != LOOPBACK or share:
+        print("Everyone who can reach the address can search this corpus.", file=sys.stderr)
+    print(json.dumps({"url": gradio_page.serve(blocks, host=host, port=port, share=share)}), flush=True)
+    print("Open the address in a browser. Ctrl-C ends the page.", file=sys.stderr)
+    blocks.block_thread()
+
+
+@rules(without={"to=parquet": ("out",), "to=milvus": ("uri", "index_type", "index_param")})
+def export_index(
+    model: Model,
+    *,
+    dataset_dir: LocalPath,
+    to: Literal["parquet", "milvus"],
+    out: Path | None = None,
+    uri: str | None = None,
+    embeddings_dir: LocalPath | None = None,
+    float16: bool = False,
+    index_type: str = "FLAT",
+    index_param: dict[str, str] | None = None,
+    skip_empty: bool = False,
+) -> dict[str, Any]:
+    """Writes the embeddings of a corpus, with ids and texts, for other search engines.
+
+    de-jax export index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=parquet --out=scifact.parquet
+    de-jax export index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=milvus --uri=corpus.db
+    de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --index=milvus:corpus.db
+
+    parquet has the columns id, text and embedding. For Milvus, give a server's address, or a file ending in .db, which Milvus Lite
+    opens in this process. `search` and `evaluate beir` use either with --index=milvus:URI. $MILVUS_TOKEN holds a server's token.
+    Repeat a stopped upload to continue it. Prints one JSON object.
+
+    Args:
+        dataset_dir: a BEIR folder or a table with the corpus.
+        to: file format or engine to write.
+        out: a new file, for parquet.
+        uri: Milvus: an address such as http://localhost:19530, or a file ending in .db.
+        float16: write half precision; Milvus Lite does not support it.
+        index_type: Milvus's index, such as FLAT (default, exact), HNSW or IVF_FLAT.
+        index_param: parameters of Milvus's index, such as M=16.
+    """
+    if to == "milvus" and not uri:
+        raise InputError("--uri is missing; give the address of a Milvus server, or a file ending in .db.")
+    if to == "parquet" and not out:
+        raise InputError("--out is missing; name the parquet file.")
+    params = {name: _number(name, value) for name, value in (index_param or {}).items()}
+    if to == "milvus":
+        milvus_index.require()
+    else:
+        _pyarrow_for(out)
+    texts = texts_of(dataset_dir, skip_empty=skip_empty)
+    run = model.open()
+    folder, ids, embeddings = embedded_corpus(run, texts.corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
+    beir.require_known(ids, texts.by_id, f"{folder}: documents that are not in {texts.corpus}")
+    report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
+    with progress_bar(total=len(ids), desc=to, unit=" rows", delay=0.5) as bar:
+        if to == "milvus":
+            options = {"float16": float16, "index_type": index_type, "index_params": params, "progress": bar.update}
+            report |= {"uri": uri, **milvus_index.upload(uri, folder, embeddings, ids, texts.by_id, **options)}
+        else:
+            _write_parquet(out, embeddings, ids, texts.by_id, float16=float16, progress=bar.update)
+            report |= {"out": str(out)}
+    return report
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:
@@ -70,17 +187,60 @@ def _ask() -> str:
         return ""
 
 
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(description=__doc__)
-    arguments.add_model(parser, "to search with")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table with the corpus")
-    parser.add_argument("--query", type=str, help="one query; default a prompt")
-    parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
-    input_policy.add_flags(parser)
-    parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
-    arguments.add_search(parser)
-    return parser.parse_args(argv)
+def check_port(host: str, port: int) -> None:
+    """Refuses a port that another program listens on.
+
+    Raises:
+        InputError: the port is taken or needs rights, or the host is no address of this machine.
+    """
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} of {host} is taken; end the program that uses it, or give another --port.") from None
+        if error.errno == errno.EACCES:
+            raise InputError(f"port {port} needs rights that you do not have; give a --port from 1024 on.") from None
+        raise InputError(
+            f"--host is {host}, which is not an address of this machine; give {LOOPBACK}, or 0.0.0.0 for all of its addresses."
+        ) from None
 
 
-if __name__ == "__main__":
-    command.run(main)
+def _pyarrow_for(path: Path) -> Any:
+    """pyarrow. Raises InputError: pyarrow is not installed, or the file is there."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError("parquet needs pyarrow; pip install 'de_jax[tables]'.") from None
+    if path.exists():
+        raise InputError(f"{path} is there already; choose another name, or remove it.")
+    return pyarrow
+
+
+def _write_parquet(
+    path: Path,
+    embeddings: Float[Any, "n D"],
+    ids: Sequence[str],
+    texts: Mapping[str, str],
+    *,
+    float16: bool,
+    progress: Callable[[int], object],
+) -> None:
+    """Writes the columns `id`, `text` and `embedding`, a list of D numbers; the file appears complete, by a rename."""
+    arrow = _pyarrow_for(path)
+    check_finite(embeddings, ids)
+    dtype, dim = (np.float16 if float16 else np.float32), embeddings.shape[1]
+    kind = arrow.list_(arrow.from_numpy_dtype(dtype), dim)
+    schema = arrow.schema([("id", arrow.string()), ("text", arrow.string()), ("embedding", kind)])
+    with outputs.atomic_file(path) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            own, block = ids[start : start + ROWS_AT_ONCE], np.asarray(embeddings[start : start + ROWS_AT_ONCE], dtype)
+            vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(block.ravel()), dim)
+            writer.write_batch(arrow.record_batch([arrow.array(own), arrow.array([texts[one] for one in own]), vectors], schema))
+            progress(len(own))
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise InputError(f"--index_param {name} is {value!r}; give a number.")
+    return int(value)

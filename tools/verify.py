@@ -1,30 +1,32 @@
-"""Checks every file with a checksum anywhere below a folder; prints one JSON object.
-
-de-jax verify runs/sde
-de-jax verify ~/.cache/de_jax
-
-Restoring a checkpoint checks all of its files, and opening any other folder its small files. Only this command checks large,
-memory-mapped arrays. Exits with 2 if a file is damaged; "damaged" lists the files. Folders without checksums are "unchecked".
-"""
+"""`de-jax verify`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from de_jax import command
 from de_jax.files import folders
 from de_jax.files.outputs import is_leftover, progress_bar, read_json
+from de_jax.files.reading import require_folder
 from de_jax.types import InputError
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    folder = _parse_args(argv).folder
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give a run, a store, embeddings, or a folder of such folders.")
+def verify(folder: Path, /) -> Iterator[dict[str, Any]]:
+    """Checks every file with a checksum anywhere below a folder.
+
+    de-jax verify runs/sde
+    de-jax verify ~/.cache/de_jax
+
+    Restoring a checkpoint checks all of its files, and opening any other folder its small files. Only this command checks large,
+    memory-mapped arrays. Exits with 2 if a file is damaged; "damaged" lists the files. Folders without checksums are "unchecked".
+    Prints one JSON object.
+
+    Args:
+        folder: a run, a token store, embeddings, or a folder of such folders.
+    """
+    require_folder(folder, "give a run, a store, embeddings, or a folder of such folders")
     damaged, unchecked = [], []
     outputs = _find_outputs(folder)
     for child in progress_bar(outputs, desc="verify", unit=" folders", delay=0.5):
@@ -40,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
             f"no folder below {folder} has a {folders.CHECKSUMS_FILE}, so nothing was checked; exports for other libraries have "
             "none."
         )
-    print(json.dumps({"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}))
+    yield {"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}
     if damaged:
         raise InputError(f"{damaged[0]}; files below {folder} that are damaged: {len(damaged)}, so copy or make them again.")
 
@@ -68,13 +70,3 @@ def _has_own_manifest(folder: Path) -> bool:
 def _is_unfinished(path: Path) -> bool:
     """Whether this is in a folder that appears under its own name later."""
     return any(is_leftover(Path(part)) or part.endswith(".orbax-checkpoint-tmp") for part in path.parts)
-
-
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument("folder", type=command.Path, help="a run, a token store, embeddings, or a folder of such folders")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -11,6 +11,7 @@ from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation import first_ranks, metrics
 from de_jax.evaluation.first_ranks import Ranks
+from de_jax.evaluation.metrics import Results
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
@@ -23,8 +24,13 @@ DEPTH = 101
 
 def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
     """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set."""
+    return metrics.evaluate_results(rank_dev(run, dev), dev.qrels)
+
+
+def rank_dev(run: Run, dev: DevSet) -> Results:
+    """The ranking of the dev set's documents by a run's parameters, `DEPTH` deep."""
     exact, row_ids = _exact_index(run, dev)
-    return score_index(run, dev, *maxp.of_docs(exact, row_ids))
+    return _rank(run, dev, *maxp.of_docs(exact, row_ids))
 
 
 def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
@@ -43,9 +49,13 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
     """The same by an index of documents, whatever they are."""
+    return metrics.evaluate_results(_rank(run, dev, index, doc_ids), dev.qrels)
+
+
+def _rank(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> Results:
     ranking = index.search(encode.queries(run, dev.query_store, rows=dev.query_rows), min(DEPTH, len(doc_ids)))
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
-    return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels, drop_identical_ids=dev.drop_identical_ids)
+    return metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=dev.drop_identical_ids)
 
 
 def _exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:

@@ -97,6 +97,7 @@ class Kind:
         """
         path = Path(folder) / self.file
         if not self.is_in(path.parent):
+            reading.require_folder(folder, self.make)
             raise InputError(f"{folder} holds no complete {self.name} (no {self.file}); {self.make}.")
         said = outputs.read_json(path)
         version = said.get("format", "absent") if isinstance(said, dict) else self.format
@@ -104,6 +105,8 @@ class Kind:
             if type(version) is not type(self.format) or version != self.format:
                 raise ValueError(f"format is {version!r}, expected {self.format!r}")
             return self.entries(said)  # type: ignore[no-any-return]
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         except ValueError as error:
             is_other = kind_said(said) not in (self.name, None)
             raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None

@@ -42,6 +42,12 @@ _HEADER_ERRORS = (
 """What numpy raises on damaged headers, which it evaluates as Python literals."""
 
 
+def require_folder(folder: str | Path, remedy: str) -> None:
+    """Raises InputError: there is no such folder, with what to do about it."""
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder} {'is not a folder' if Path(folder).exists() else 'does not exist'}; {remedy}.")
+
+
 def regular_file(path: str | Path) -> Path:
     """The path of a file that is there and is neither a folder, a pipe nor a device.
 
@@ -116,6 +122,8 @@ def read_json(
         raise InputError(f"{path}: not valid JSON ({error}).") from None
     try:
         return check(value) if check else value
+    except InputError:  # a whole sentence
+        raise
     except ValueError as error:
         raise InputError(f"{path}: {error}; {mend}.") from None
 

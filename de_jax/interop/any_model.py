@@ -4,7 +4,7 @@ run.json            a run of this library
 modules.json        sentence-transformers
 config.json         Hugging Face's transformers
 adapter_config.json peft's LoRA, merged into the model that it names
-model.json          `export_model --format=safetensors`
+model.json          `export model --format=safetensors`
 checkpoint, state/  T5X
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from de_jax.files import addresses, outputs
-from de_jax.files.reading import is_there
+from de_jax.files.reading import is_there, require_folder
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
@@ -182,7 +182,8 @@ def folder_of(source: str | Path) -> Path:
         return Path(source)
     name = hub_name(source)
     if Path(source).exists() or name is None:
-        raise InputError(f"{source} is not a folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
+        require_folder(source, "give a run, a folder with a model, or a name of the Hugging Face hub")
+    assert name is not None
     try:
         import huggingface_hub
 

@@ -48,7 +48,7 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
     prompts = {tower: run.side(tower).prompt for tower in ("query", "doc") if run.side(tower).prompt}
     if prompts and format == "t5x":
         flags = " ".join(f"--{tower}_prompt={json.dumps(prompt, ensure_ascii=False)}" for tower, prompt in prompts.items())
-        notes.append(f"a T5X checkpoint holds no prompts, so add them where it is read: de-jax import_model {flags}")
+        notes.append(f"a T5X checkpoint holds no prompts, so add them where it is read: de-jax import model {flags}")
     if run.doc.max_passages > 1 and format != "safetensors":
         notes.append(
             f"documents were trained as up to {run.doc.max_passages} passages of {run.doc.max_length} tokens; the best one counts; "

@@ -164,7 +164,7 @@ def tokenizer_of(*, source: str, tower: TowerName, special_tokens: SpecialTokens
     found = _sizes(source, special_tokens).side(_checked(tower)).tokenizer
     if found is None:
         raise InputError(
-            f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
+            f"{source} holds no vocabulary; import it with de-jax import model --tokenizer=<file>, and start from that run."
         )
     return found
 

@@ -30,7 +30,7 @@ def exported_files(folder: str | Path) -> list[Path]:
     """The files of an exported folder, below it, in order.
 
     Raises:
-        InputError: not a folder that `de-jax export_model` writes, or one with a link or a hidden file in it.
+        InputError: not a folder that `de-jax export model` writes, or one with a link or a hidden file in it.
     """
     folder = Path(folder)
     adapters = (f"{tower}/{peft_adapters.CONFIG_FILE}" for tower in (".", *peft_adapters.NAMES.values()))
@@ -39,10 +39,10 @@ def exported_files(folder: str | Path) -> list[Path]:
     if not is_export:
         if RUN.is_in(folder):
             raise InputError(
-                f"{folder} is a run; export it first: de-jax export_model --run_dir={folder} --format=sentence_transformers "
+                f"{folder} is a run; export it first: de-jax export model --run_dir={folder} --format=sentence_transformers "
                 "--out_dir=exported."
             )
-        raise InputError(f"{folder} is not an exported model; give a folder that de-jax export_model wrote.")
+        raise InputError(f"{folder} is not an exported model; give a folder that de-jax export model wrote.")
     files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     if odd := next((path for path in files if path.is_symlink() or (path.name[0] == "." and path.name != ".zarray")), None):
         raise InputError(f"{odd} is a link or a hidden file, which no export writes; remove it.")

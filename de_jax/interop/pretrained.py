@@ -240,7 +240,7 @@ def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str
     if unused:
         raise InputError(
             f"{source} holds {len(unused)} arrays that the model has no place for: {_listed(unused)}; "
-            "if they are not wanted, name them with de-jax import_model --ignored and take the run that it writes."
+            "if they are not wanted, name them with de-jax import model --ignored and take the run that it writes."
         )
 
 

@@ -30,7 +30,7 @@ MODEL_FOLDER = Kind(
             "max_passages": Maybe(PositiveInt, 1),
         }
     ),
-    make="write it with de-jax export_model",
+    make="write it with de-jax export model",
     file="model.json",
     is_bare=True,
 )

@@ -5,7 +5,7 @@ python encoder.py --tower=query "how high is mont blanc"
     encode = Encoder("exported", "query")
     embeddings = encode(["how high is mont blanc"])  # [1, D] float32
 
-`de-jax export_model --format=serving` puts this file into the folder as encoder.py, beside:
+`de-jax export model --format=serving` puts this file into the folder as encoder.py, beside:
 
 serving.json            the towers: lengths, special tokens, names of files
 query.bin, doc.bin      the two towers, by jax.export
@@ -65,7 +65,7 @@ class Encoder:
         except Exception as error:  # the vocabularies' readers raise this
             raise InputError(
                 f"{path} does not give the {tower} tower ({type(error).__name__}: {error}); export it again with "
-                "de-jax export_model --format=serving."
+                "de-jax export model --format=serving."
             ) from error
         self._batch_size = batch_size
 

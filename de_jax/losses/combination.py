@@ -73,7 +73,7 @@ def matryoshka(
     """The weighted sum of a loss over the first dimensions of the embeddings, for several numbers of them.
 
     Matryoshka representation learning (Kusupati et al. 2022), eq. 1, whose weights are all 1. Embeddings that were trained so can
-    be cut to any of these lengths (`de-jax evaluate_beir --embedding_dim`). Mined negatives are cut too; a teacher's scores stay.
+    be cut to any of these lengths (`de-jax evaluate beir --embedding_dim`). Mined negatives are cut too; a teacher's scores stay.
 
     Args:
         e: embeddings of D dimensions, and what `loss` needs beside them.
@@ -153,7 +153,7 @@ def guided(
         raise InputError(f"guided.loss is {name_of(loss)}, which masks no negatives; wrap a loss with masks.")
     if e.guide is None:
         raise InputError(
-            "guided needs a guide's embeddings of the texts, but batches come without; make some with de-jax encode_guide and set "
+            "guided needs a guide's embeddings of the texts, but batches come without; make some with de-jax encode guide and set "
             "PairsOptions.guide_dir to them."
         )
     if e.neg_docs is not None and e.guide.neg_docs is None:

@@ -1,7 +1,7 @@
 """Losses that learn from a teacher: its scores of a row's document and of the negatives mined for that row, as `scores` [B, 1 + N].
 
 A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
-`de-jax score_pairs` writes such scores.
+`de-jax score pairs` writes such scores.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def relevance_weighted(
 def _scores_of(e: Embeddings, loss: str) -> Float[Array, "B K"]:
     if e.scores is None:
         raise InputError(
-            f"{loss} needs a teacher's scores, but batches come without; make some with de-jax score_pairs and set "
+            f"{loss} needs a teacher's scores, but batches come without; make some with de-jax score pairs and set "
             "PairsOptions.teacher_scores to them, or train on a table of pairs with a column of scores."
         )
     return jax.lax.stop_gradient(e.scores.astype(jnp.float32))

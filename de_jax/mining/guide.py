@@ -70,7 +70,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
         InputError: `out_dir` belongs to another guide or other texts, or the guide has several passages a document.
     """
     if run.doc.max_passages > 1:
-        raise InputError("encode_guide takes documents of one passage, and this run has several; take another guide.")
+        raise InputError("encode guide takes documents of one passage, and this run has several; take another guide.")
     folder = Path(out_dir)
     said = {"guide": guide, "dim": run.model.doc.embedding_dim, "texts": texts.hashes}
     with outputs.in_turn(folder):

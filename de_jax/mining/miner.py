@@ -24,9 +24,10 @@ from de_jax.mining.choose import Filters, IsDuplicate, Mining, TeacherScore, cho
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.faiss_index import Device, GPUMode
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
-from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
 from de_jax.types import PADDING_ID, InputError, Ranking
 
@@ -41,17 +42,26 @@ Score = Callable[[Index], dict[str, float]]
 class Miner:
     """Settings of mining: those of ANCE (Xiong et al. 2021), except for the number of negatives kept.
 
-    `num_neg_docs`, `num_neg_queries`: of each training pair, at most. Queries are for DANCE's dual task (Li et al. 2021).
-    `first_rank`, `last_rank`: candidates by rank, known positives not counted.
-    `margin`, `max_score_ratio`: a negative scores at most its positive's score minus this, or at most this share of it.
-    `teacher_scores`, `max_teacher_score`: a file of scores by another model (`teacher_scores.read`), and the highest that a
-    negative may have.
-    `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
-    `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and the settings of GPUs and
-    disks as in `faiss_index.SearchOptions`.
-    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates; None follows the run's.
-    `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
-    `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
+    Attributes:
+        num_neg_docs: most negatives per training pair.
+        num_neg_queries: most negative queries per pair, for DANCE's dual task (Li et al. 2021).
+        first_rank: best rank to draw from, known positives not counted.
+        last_rank: worst rank to draw from.
+        margin: a negative scores at most its positive's score minus this.
+        max_score_ratio: a negative scores at most this share of its positive's score.
+        teacher_scores: another model's scores: query id, document id, score, tab-separated; see `teacher_scores.read`.
+        max_teacher_score: the highest teacher score that a negative may have.
+        max_resemblance: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
+        index: exact (default), or a FAISS factory string.
+        nprobe: inverted lists to visit in an IVF index (default a sixteenth).
+        ef_search: candidates to keep in an HNSW index.
+        faiss_device: device on which FAISS fills and searches.
+        faiss_gpu_mode: use of several GPUs: a shard each, or copies.
+        faiss_float16: the GPU stores vectors in half precision.
+        faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
+        seed: with the checkpoint's step and the pair, decides the draw among the candidates; by default the run's.
+        bm25_negatives_dir: generations by BM25, to report the share of common negatives.
+        judgements: more complete qrels, to report the share of relevant negatives, and to keep them.
     """
 
     num_neg_docs: PositiveInt = 20
@@ -60,19 +70,19 @@ class Miner:
     last_rank: PositiveInt = 200
     margin: float | None = None
     max_score_ratio: PositiveFloat | None = None
-    teacher_scores: str = ""
+    teacher_scores: LocalPath = ""
     max_teacher_score: float | None = None
     max_resemblance: Share | None = None
     index: str = "exact"
     nprobe: PositiveInt | None = None
     ef_search: PositiveInt | None = None
-    faiss_device: faiss_index.Device = "cpu"
-    faiss_gpu_mode: faiss_index.GPUMode = "shard"
+    faiss_device: Device = "cpu"
+    faiss_gpu_mode: GPUMode = "shard"
     faiss_float16: bool = False
     faiss_on_disk: bool = False
     seed: Seed | None = None
-    bm25_negatives_dir: str = ""
-    judgements: str = ""
+    bm25_negatives_dir: LocalPath = ""
+    judgements: LocalPath = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -96,7 +96,7 @@ def spelt(store: TokenStore, tokenizer: Tokenizer, rows: Sequence[int]) -> Itera
     """The id of each text in some rows, and what its tokens spell."""
     for start in range(0, len(rows), _TEXTS_AT_ONCE):
         chunk = rows[start : start + _TEXTS_AT_ONCE]
-        texts = tokenizer.decode([store.tokens[store.offsets[row] : store.offsets[row + 1]] for row in chunk])
+        texts = tokenizer.decode(store.tokens_of(np.asarray(chunk)))
         yield from zip((store.ids[row] for row in chunk), texts, strict=True)
 
 
@@ -180,7 +180,7 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
         InputError: documents of several passages.
     """
     if run.doc.max_passages > 1:
-        raise InputError("score_pairs takes documents of one passage, and this run has several; take another teacher.")
+        raise InputError("score pairs takes documents of one passage, and this run has several; take another teacher.")
     found: dict[str, tuple[dict[str, int], np.ndarray]] = {}
     for tower, texts in (("query", candidates.queries), ("doc", candidates.docs)):
         folder, side = Path(out_dir) / PARTS_DIR, run.side(tower)

@@ -20,6 +20,7 @@ import jax
 
 from de_jax import __version__
 from de_jax.data.text import beir
+from de_jax.evaluation import verdict
 from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
 from de_jax.evaluation.task import settings_of_run
 from de_jax.files.reading import read_lines
@@ -89,7 +90,7 @@ def model_card(
         "Data": _data(recipe.get("data")),
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
-        "Scores": _scores(reports),
+        "Scores": "\n\n".join(filter(None, [_verdict(run), _scores(reports)])),
         "How it was made": _commands(run, recipe, format, name),
     }
     on_hub = [base_model] if base_model else [one for source in sources if (one := _name_on_hub(source))]
@@ -190,7 +191,7 @@ model = de_jax.load("{name}")  # merged into the model that adapter_config.json 
     if format == "t5x":
         folder = f"runs/{name}"
         lengths = f"--max_query_length={run.query.max_length} --max_doc_length={run.doc.max_length}"
-        made = f"de-jax import_model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model {lengths} --run_dir={folder}"
+        made = f"de-jax import model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model {lengths} --run_dir={folder}"
         yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
         yield _code("bash", made)
     yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')
@@ -269,6 +270,15 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
     return f"{_table(('', ''), rows)}\n\n<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
 
 
+def _verdict(run: Run) -> str:
+    """What the run's training did to the scores of its held-out queries, if these parameters are the ones that were judged."""
+    found = {} if run.source else verdict.of_run(run.run_dir) or {}
+    judged = [found] if "sentence" in found else found.values()
+    if not found or any(one["step"] != run.step for one in judged):
+        return ""
+    return "On queries held out of training, " + "\n\n".join(verdict.sentences(found))
+
+
 def _scores(reports: Sequence[Report]) -> str:
     """Each measure of each data set, with its 95 % confidence interval over queries."""
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
@@ -332,9 +342,9 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
     if recipe:
         made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
-        made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
+        made.append(f"de-jax import model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
     opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
-    made.append(f"de-jax export_model --run_dir={opened} --format={format} --out_dir={name}")
+    made.append(f"de-jax export model --run_dir={opened} --format={format} --out_dir={name}")
     versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return f"{_code('bash', chr(10).join(made))}\n\nExported with {written_by}."

@@ -35,7 +35,7 @@ EMBEDDINGS = Kind(
             "max_length": Maybe(PositiveInt),
         }
     ),
-    make="run encode_corpus on it until it ends",
+    make="run de-jax encode corpus on it until it ends",
     mend="delete the folder and encode again",
 )
 HASHES_FILE = "texts.npy"

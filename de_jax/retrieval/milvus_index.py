@@ -122,7 +122,7 @@ class MilvusIndex:
         with _client(uri) as client:
             there = [name for name in names if client.has_collection(name)]
             if not there:
-                raise InputError(f"{uri} has no collection {names[0]} of {folder}; make it by de-jax export_index --to=milvus.")
+                raise InputError(f"{uri} has no collection {names[0]} of {folder}; make it by de-jax export index --to=milvus.")
             self._name = there[0]
             fields = client.describe_collection(self._name)["fields"]
             stored = next((field["params"].get("dim") for field in fields if field["name"] == "embedding"), None)
@@ -131,7 +131,7 @@ class MilvusIndex:
             client.load_collection(self._name)
             if (found := _num_rows(client, self._name)) != len(ids):
                 raise InputError(
-                    f"{self._name} on {uri} holds {found} of {len(ids)} rows; complete it by de-jax export_index --to=milvus."
+                    f"{self._name} on {uri} holds {found} of {len(ids)} rows; complete it by de-jax export index --to=milvus."
                 )
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:

@@ -74,7 +74,7 @@ def open_searcher(
         run, corpus: embeds the documents (see `beir.iter_docs`) and the queries.
         texts: the same documents by id.
         build_index: see `faiss_index.index_builder`; by default the exact index.
-        embeddings_dir: embeddings of the corpus by this run, from encode_corpus.
+        embeddings_dir: embeddings of the corpus by this run, from encode corpus.
         skip_empty: see `beir.iter_queries`.
 
     Raises:
@@ -99,10 +99,10 @@ def embedded_corpus(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))  # of `encode_corpus --dtype`
+    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))  # of `encode corpus --dtype`
     hashes = (encode.tower_hash(run._replace(model=model), "doc") for model in models)
     if embeddings_dir and manifest["model"] not in hashes:
-        raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run encode_corpus with it again.")
+        raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run de-jax encode corpus with it again.")
     return folder, row_ids, embeddings
 
 

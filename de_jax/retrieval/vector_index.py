@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import PositiveInt, Range, Record, check_value, list_of
-from de_jax.types import Array, InputError, Ranking
+from de_jax.types import Array, Hit, InputError, Ranking
 
 MAX_DEPTH = 2**20
 """Of a ranking of fewer documents, whose remaining places take memory too."""
@@ -66,8 +66,8 @@ class VectorIndex:
     Example:
         >>> docs = np.array([[0.6, 0.8], [1.0, 0.0]], np.float32)
         >>> index = VectorIndex.build(docs, ["a", "b"])
-        >>> index.search(np.array([1.0, 0.0], np.float32), k=1).doc_rows.tolist()
-        [[1]]
+        >>> [(hit.rank, hit.id) for hit in index.search(np.array([1.0, 0.0], np.float32), k=9)]
+        [(1, 'b'), (2, 'a')]
     """
 
     def __init__(self, arrays: Arrays, ids: Iterable[Any], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
@@ -149,12 +149,20 @@ class VectorIndex:
             ids = [str(row) for row in range(len(vectors) if doc_rows is None else _num_docs(doc_rows, len(vectors)))]
         return cls(arrays, ids, precision=precision, dim=dim, devices=devices)
 
-    def search(self, queries: Array, k: int = 10) -> Ranking:
-        """The k best documents of each query; of fewer documents the rest is row -1 with score -inf.
+    @overload
+    def search(self, queries: Array, k: int = ..., *, arrays: Literal[False] = ...) -> list[Any]: ...
+    @overload
+    def search(self, queries: Array, k: int = ..., *, arrays: Literal[True]) -> Ranking: ...
+    def search(self, queries: Array, k: int = 10, *, arrays: bool = False) -> Any:
+        """The k best documents of each query, or all where there are fewer.
 
         Args:
             queries: float32 [q, D], or [D] of one query; finite.
             k: from 1 to `MAX_DEPTH`, or to the number of documents where that is more.
+            arrays: give a `Ranking` of `doc_rows` and `scores`, both [q, at most k].
+
+        Returns:
+            A list of `Hit` for each query, best first; of one query [D] its own list.
 
         Raises:
             InputError: another number of dimensions, a value that is not finite, no floats, or another `k`.
@@ -163,9 +171,16 @@ class VectorIndex:
         if not np.issubdtype(queries.dtype, np.floating) or queries.ndim not in (1, 2):
             raise InputError(f"queries are {queries.dtype} {queries.shape}; give float32 [q, D], which the index quantizes itself.")
         check_value("k", k, Annotated[int, Range(1, max(MAX_DEPTH, len(self.ids)))])
-        queries = np.asarray(np.atleast_2d(queries), np.float32)
-        check_finite(queries)
-        return self._index.search(queries, int(k))
+        several = np.asarray(np.atleast_2d(queries), np.float32)
+        check_finite(several)
+        ranking = self._index.search(several, min(int(k), len(self.ids)))
+        if arrays:
+            return ranking
+        found = [
+            [Hit(rank, row, self.ids[row], score) for rank, (row, score) in enumerate(zip(*both, strict=True), 1)]
+            for both in zip(np.asarray(ranking.doc_rows).tolist(), np.asarray(ranking.scores).tolist(), strict=True)
+        ]
+        return found[0] if queries.ndim == 1 else found
 
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or an older one (else InputError); it appears complete."""

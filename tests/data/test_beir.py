@@ -109,7 +109,7 @@ def test_missing_files_are_named(dataset):
     (dataset / "queries.jsonl").unlink()
     with pytest.raises(InputError, match=r"holds no queries\.jsonl"):
         beir.read(dataset, "test")
-    with pytest.raises(InputError, match="is neither a folder nor a table"):
+    with pytest.raises(InputError, match="does not exist; give a data set"):
         beir.read(dataset / "absent", "test")
 
 

@@ -130,7 +130,7 @@ def test_a_manifest_with_nan_is_refused(tmp_path):
 
 def test_a_folder_stands_for_its_newest_whole_generation(tmp_path):
     with pytest.raises(
-        InputError, match="is not a generation of negatives and contains no generation; make one with de-jax mine_negatives"
+        InputError, match="is not a generation of negatives and contains no generation; make one with de-jax mine pairs"
     ):
         generations.open_newest(tmp_path)
     for number in (1, 2, 3):

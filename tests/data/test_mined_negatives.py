@@ -197,7 +197,7 @@ def test_the_other_processes_read_what_the_first_wrote(tmp_path, stores):
 
 
 def test_no_generation_at_all_is_refused_before_anything_is_written(tmp_path, stores):
-    with pytest.raises(InputError, match="negatives holds no generation of negatives; make one with de-jax mine_negatives"):
+    with pytest.raises(InputError, match="negatives holds no generation of negatives; make one with de-jax mine pairs"):
         followed(tmp_path, stores)
     assert not (tmp_path / "run").exists()
 

@@ -12,6 +12,7 @@ import smallest_towers
 from flat_settings import flat
 
 from benchmarks import input_throughput
+from de_jax import cli
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
@@ -27,10 +28,9 @@ BATCHING = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16, "pack"
 @pytest.fixture(scope="module", autouse=True)
 def imported():
     """Once a worker comes to this file: collected by both, it would take the memory of both."""
-    global seqio, tf, mined, registering, export_batches
+    global seqio, tf, mined, registering
     seqio, tf = pytest.importorskip("seqio"), pytest.importorskip("tensorflow")
     from de_jax.tasks import mined, registering
-    from de_jax.tools import export_batches
 
 
 @pytest.fixture(autouse=True)
@@ -143,8 +143,8 @@ def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_sto
     own = [f"--module_arg=dataset_dir={folder}", f"--module_arg=tokenizer={spiece}"]
     arguments = ["--task=toy", "--module=de_jax.tasks.beir", *own]
     with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* set skip_empty\.$"):
-        export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}"])
-    export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}", "--skip_empty"])
+        cli.call("import task", [*arguments, f"--out_dir={tmp_path / 'out'}"])
+    cli.call("import task", [*arguments, f"--out_dir={tmp_path / 'out'}", "--skip_empty"])
     assert json.loads(capsys.readouterr().out)["pairs"] == 9
 
 
@@ -419,14 +419,14 @@ def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spi
 def test_an_export_gives_the_batches_of_its_task_and_is_made_once(dataset_dir, spiece, tmp_path, capsys):
     command = ["--task=toy", "--module=de_jax.tasks.beir", "--module_arg", f"dataset_dir={dataset_dir}", "--module_arg",
                f"tokenizer={spiece}", "--dev_split=dev", f"--out_dir={tmp_path / 'export'}"]  # fmt: skip
-    export_batches.main(command)
+    cli.call("import task", command)
     printed = json.loads(capsys.readouterr().out)
     assert (printed["queries"]["texts"], printed["docs"]["texts"], printed["tasks"]) == (40, 60, {"toy": printed["pairs"]})
     written = {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")}
-    export_batches.main(command)
+    cli.call("import task", command)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")} == written
     with pytest.raises(InputError, match="holds data of another task"):
-        export_batches.main([*command, "--split=dev"])
+        cli.call("import task", [*command, "--split=dev"])
     stored = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "export"), **BATCHING)
     assert_same(take(stored, 3, 9), take(beir_task(dataset_dir, spiece), 3, 9))
     assert stored.dev is not None

@@ -505,14 +505,56 @@ def test_empty_negatives_are_left_out_with_their_scores_and_counted():
 
 
 def test_words_for_nothing_are_counted():
-    with pytest.warns(UserWarning, match="2 texts are the word None, nan or null"):
-        assert len(list(examples([{"query": "q", "doc": "None"}, {"query": "nan", "doc": "a Nan bread"}]))) == 2
+    rows = [{"query": "q", "doc": "None"}, {"query": "nan", "doc": "a Nan bread"}, {"query": "r", "title": "NaT ", "doc": ["x"]}]
+    with pytest.warns(UserWarning, match="3 texts are words for nothing, such as None"):
+        assert len(list(examples(rows))) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00\x01", "\u200b\u200d", "\ufeff", "\u3164", "\u2800", "\ufe0f", "\u034f\u00ad", "\U000e0041", "\u2028"]
+)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_characters_that_show_nothing_are_an_empty_text(text, kind, tmp_path):
+    path = written_tables.WRITERS[kind](tmp_path, [{"query": "q", "doc": "d"}, {"query": "q", "doc": text}])
+    with pytest.raises(InputError, match="the text in column 'doc' is empty"):
+        examples(str(path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_empty_objects_and_lists_among_negatives_are_empty_negatives(kind, tmp_path):
+    negatives = [{"title": None, "text": "n"}, {"title": "", "text": ""}, {"title": None, "text": None}, None]
+    path = written_tables.WRITERS[kind](tmp_path, [{"query": "q", "doc": "d", "neg": negatives}])
+    with pytest.warns(UserWarning, match=r"empty hard negatives left out: 3\."):
+        assert examples(str(path))[0].neg_docs == ["n"]
+    with pytest.raises(InputError, match="column 'neg' holds nothing, not a text"):
+        examples([{"query": "q", "doc": "d", "neg": [{"contents": "n"}]}])
 
 
 def test_a_json_object_in_a_cell_of_csv_is_a_document(tmp_path):
     path = tmp_path / "qa.csv"
-    path.write_text('query,doc\nq,"{""title"": ""T"", ""text"": ""d""}"\nr,"{""a"": 1}"\n')
-    assert [one.docs for one in examples(str(path))] == [["T d"], ['{"a": 1}']]
-    path.write_text("query,doc\nq,\"{'text': 'd'}\"\n")
-    with pytest.raises(InputError, match="line 2: column 'doc' holds an object as Python prints it"):
-        list(examples(str(path)))
+    path.write_text('query,doc\nq,"{""title"": ""T"", ""text"": ""d""}"\nr,"[1, 2]"\n')
+    assert [one.docs for one in examples(str(path))] == [["T d"], ["[1, 2]"]]
+    refused = {
+        "{'text': 'd'}": "holds an object as Python prints it",
+        "{'id': 3, 'contents': 'd'}": "holds an object as Python prints it",
+        "('a', 'b')": "holds a list as Python prints it",
+        '{""a"": 1}': "holds an object without 'text'",
+        '[[""a""]]': "holds \\['a'\\], not a text",
+    }
+    for cell, message in refused.items():
+        path.write_text(f'query,doc\nq,"{cell}"\n')
+        with pytest.raises(InputError, match=f"line 2: column 'doc' {message}"):
+            list(examples(str(path)))
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "date"])
+def test_times_that_python_has_no_value_for_are_refused_with_the_file(kind, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    times = (
+        pyarrow.array([10**17, 5], pyarrow.timestamp("ms"))
+        if kind == "timestamp"
+        else pyarrow.array([10**9], pyarrow.int32()).cast("date32")
+    )
+    parquet.write_table(pyarrow.table({"query": ["q"] * len(times), "doc": times}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet cannot be read as a table"):
+        examples(str(tmp_path / "a.parquet"))

@@ -113,7 +113,7 @@ def test_files_that_score_nothing_are_refused(stores, score_file, content, sente
 
 def test_incomplete_folders_and_arrays_of_other_pairs_are_refused(stores, tmp_path):
     with pytest.raises(
-        InputError, match=r"holds no complete teacher scores \(no manifest\.json\); run score_pairs on it until it ends\."
+        InputError, match=r"holds no complete teacher scores \(no manifest\.json\); run de-jax score pairs on it until it ends\."
     ):
         teacher_scores.of_file(tmp_path, TrainingPairs("toy", *stores, PAIRS))
     with pytest.raises(InputError, match="scores have 17 rows of 5, but there are 18 pairs of 5 documents"):

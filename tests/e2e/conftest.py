@@ -1,5 +1,6 @@
 """One small data set, and one undisturbed run on it, for all tests of whole commands."""
 
+import contextlib
 import json
 import os
 import random
@@ -8,7 +9,7 @@ import signal
 import pytest
 import toy_run
 
-from de_jax import trainer
+from de_jax import cli
 from de_jax.training.run import run_log
 
 
@@ -42,8 +43,9 @@ def stop_at(monkeypatch):
     """Tells this process to stop, as a machine that is taken away does, with the update after one that is logged."""
 
     def stop_at(last, number=signal.SIGTERM):
+        @contextlib.contextmanager
         def sink(num_steps, start_step):
-            return lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
+            yield lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
 
         monkeypatch.setattr(run_log, "progress_sink", sink)
 
@@ -54,5 +56,5 @@ def stop_at(monkeypatch):
 def finished_run(dataset_dir, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "whole"
     os.environ.setdefault("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    trainer.main(toy_run.arguments(dataset_dir, run_dir))
+    cli.call("train", toy_run.arguments(dataset_dir, run_dir))
     return run_dir

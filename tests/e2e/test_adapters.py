@@ -1,5 +1,6 @@
 """A run that trains adapters, through the commands: stopped and continued, evaluated, mined with, and taken to other libraries."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,9 +11,8 @@ import pytest
 from pretrained_folders import TEXTS, write_sentence_transformer
 
 import de_jax
-from de_jax import command, planner, trainer
+from de_jax import cli, command, planner
 from de_jax.interop import any_model, hub
-from de_jax.tools import evaluate_beir, export_model, import_model, inspect_run, mine_negatives, plan_run, verify
 from de_jax.training.optim import paths
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
@@ -42,14 +42,14 @@ def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monk
         "PairsOptions.dev_split": "'dev'",
     }
     recipe = ["--gin_file=recipes/lora.gin", *(f"--gin.{key}={value}" for key, value in settings.items())]
-    trainer.main([*recipe, f"--run_dir={tmp_path / 'whole'}"])
+    cli.call("train", [*recipe, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: stop)
+        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: contextlib.nullcontext(stop))
         with pytest.raises(SystemExit):
-            command.run(lambda: trainer.main([*recipe, f"--run_dir={tmp_path / 'run'}"]))
+            command.run(lambda: cli.call("train", [*recipe, f"--run_dir={tmp_path / 'run'}"]))
     assert load_run(tmp_path / "run").step < 6
-    trainer.main([*recipe, f"--run_dir={tmp_path / 'run'}"])
+    cli.call("train", [*recipe, f"--run_dir={tmp_path / 'run'}"])
     run_dir, run = tmp_path / "run", load_run(tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, run.params, load_run(tmp_path / "whole").params)
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -60,12 +60,12 @@ def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monk
     assert {_of_one(path) for path in moved} == {path for path in before if place in path and path.endswith("/kernel")}
     assert all(path.startswith("query/") for path in moved) == (name == "two towers")
 
-    evaluate_beir.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev"])
-    mine_negatives.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--num_neg_docs=2", "--last_rank=20"])
-    inspect_run.main([f"--run_dir={run_dir}"])
-    verify.main([str(run_dir)])
-    export_model.main([f"--run_dir={run_dir}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'st'}"])
-    export_model.main([f"--run_dir={run_dir}", "--format=peft", f"--out_dir={tmp_path / 'peft'}"])
+    cli.call("evaluate beir", [f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev"])
+    cli.call("mine pairs", [f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--num_neg_docs=2", "--last_rank=20"])
+    cli.call("analyse run", [f"--run_dir={run_dir}"])
+    cli.call("verify", [str(run_dir)])
+    cli.call("export model", [f"--run_dir={run_dir}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'st'}"])
+    cli.call("export model", [f"--run_dir={run_dir}", "--format=peft", f"--out_dir={tmp_path / 'peft'}"])
     assert hub.exported_files(tmp_path / "peft")
     ours = de_jax.load(run_dir).encode_query(TEXTS)
     np.testing.assert_allclose(de_jax.load(tmp_path / "st").encode_query(TEXTS), ours, atol=1e-5)
@@ -75,11 +75,11 @@ def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monk
     theirs = by_sentence_transformers(tmp_path / "base")
     theirs.load_adapter(str(folder))
     np.testing.assert_allclose(theirs.encode(TEXTS), ours, atol=1e-5)
-    import_model.main([f"--from={folder}", f"--run_dir={tmp_path / 'again'}"])
+    cli.call("import model", [f"--from={folder}", f"--run_dir={tmp_path / 'again'}"])
     np.testing.assert_allclose(de_jax.load(tmp_path / "again").encode_query(TEXTS), ours, atol=1e-5)
     capsys.readouterr()
     monkeypatch.setattr(planner, "_gib", int)  # a toy has too few bytes for that unit
-    plan_run.main([*recipe, "--topology=cpu:8", "--gin.Lora.base_dtype='bfloat16'"])
+    cli.call("plan", [*recipe, "--topology=cpu:8", "--gin.Lora.base_dtype='bfloat16'"])
     plan = json.loads(capsys.readouterr().out)
     assert plan["num_trained_parameters"] == told["num_trained_parameters"]
     assert plan["checkpoint_gib"] < plan["state_gib"]

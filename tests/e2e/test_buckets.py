@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 from toy_run import ALL_DEVICES, arguments
 
-from de_jax import command
+from de_jax import cli, command
 from de_jax.buckets.objects import Objects
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
@@ -121,10 +121,10 @@ class Address(str):
         return Address(f"{self}/{name}")
 
 
-def start(cache, module, argv, environment=(), **faults):
+def start(cache, verb, argv, environment=(), **faults):
     own = {"DE_JAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     return subprocess.Popen(
-        [sys.executable, str(MACHINE), json.dumps(faults), module, *argv],
+        [sys.executable, str(MACHINE), json.dumps(faults), *verb.split(), *argv],
         env={**os.environ, **own, **dict(environment)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -206,7 +206,7 @@ def assert_all_there(address, run_dir):
 def whole(dataset_dir, tmp_path_factory):
     """An undisturbed run on a disk."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(start(folder / "cache", "de_jax.trainer", arguments(dataset_dir, folder / "run", **CHANGES)))
+    finish(start(folder / "cache", "train", arguments(dataset_dir, folder / "run", **CHANGES)))
     return folder / "run"
 
 
@@ -222,18 +222,18 @@ def test_a_run_killed_while_it_uploads_continues_on_other_machines_bit_equal(buc
         return {step for step in steps if f"checkpoints/{step}/_CHECKPOINT_METADATA" not in names}
 
     for number in range(NUM_KILLS):
-        process = start(tmp_path / str(number), "de_jax.trainer", argv, slow=0.3, step=0.5 if number else 2.0)
+        process = start(tmp_path / str(number), "train", argv, slow=0.3, step=0.5 if number else 2.0)
         deadline = time.monotonic() + 600
         while not any(step > 15 * number for step in half_uploaded()):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
         if not number:
-            second = start(tmp_path / "second", "de_jax.trainer", argv)
+            second = start(tmp_path / "second", "train", argv)
             _, err = finish(second, command.EXIT_INPUT)
             assert f"is training in {address} already; stop it first." in err.splitlines()[-1]
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    finish(start(tmp_path / "last", "de_jax.trainer", argv))
+    finish(start(tmp_path / "last", "train", argv))
     copy = copy_of(tmp_path / "last", address)
     assert_same_run(copy, whole)
     assert_all_there(address, copy)
@@ -242,10 +242,10 @@ def test_a_run_killed_while_it_uploads_continues_on_other_machines_bit_equal(buc
 def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(bucket, whole, dataset_dir, tmp_path):
     address = f"{bucket}/lossy/run"
     argv = arguments(dataset_dir, address, **CHANGES)
-    finish(start(tmp_path / "lossy", "de_jax.trainer", argv, lost=0.02, failed=0.005))
+    finish(start(tmp_path / "lossy", "train", argv, lost=0.02, failed=0.005))
     assert_all_there(address, copy_of(tmp_path / "lossy", address))
     assert_same_run(copy_of(tmp_path / "lossy", address), whole)
-    finish(start(tmp_path / "fresh", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
+    finish(start(tmp_path / "fresh", "analyse run", [f"--run_dir={address}"]))
     step, found = state(copy_of(tmp_path / "fresh", address) / "checkpoints")
     assert step == 60
     jax.tree.map(np.testing.assert_array_equal, found, state(whole / "checkpoints")[1])
@@ -255,8 +255,8 @@ def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(buc
 def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, dataset_dir, tmp_path):
     address = f"{bucket}/mined/run"
     argv = mined(dataset_dir, address, **MINER)
-    trainer = start(tmp_path / "trainer", "de_jax.trainer", argv, step=0.05)
-    miner = start(tmp_path / "miner", "de_jax.mine", [*argv, "--poll_seconds=0.05"])
+    trainer = start(tmp_path / "trainer", "train", argv, step=0.05)
+    miner = start(tmp_path / "miner", "mine", [*argv, "--poll_seconds=0.05"])
     switches_file = copy_of(tmp_path / "trainer", address) / "switches.jsonl"
     deadline = time.monotonic() + 1200
     while not switches_file.exists() or switches_file.read_text().count("\n") < NUM_SWITCHES:
@@ -269,11 +269,11 @@ def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, d
     assert len(miner.communicate()[0].splitlines()) >= NUM_SWITCHES - 1
     switches = [json.loads(line) for line in switches_file.read_text().splitlines()]
     assert {f"negatives/{one['generation']:06d}/manifest.json" for one in switches} <= listing(address)
-    finish(start(tmp_path / "reader", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
+    finish(start(tmp_path / "reader", "analyse run", [f"--run_dir={address}"]))
     copy, again = copy_of(tmp_path / "reader", address), tmp_path / "again"
     shutil.copytree(copy / "negatives", again / "negatives")  # the same negatives and switches, without a miner, on a disk
     shutil.copy(copy / "switches.jsonl", again)
-    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again, Optimization__num_steps=step)))
+    finish(start(tmp_path / "cache", "train", mined(dataset_dir, again, Optimization__num_steps=step)))
     jax.tree.map(np.testing.assert_array_equal, state(copy / "checkpoints"), state(again / "checkpoints"))
 
 
@@ -284,17 +284,17 @@ def test_jobs_on_machines_of_their_own_write_what_one_job_writes(bucket, whole, 
 
     def job(cache, number, **faults):
         own = [f"--out_dir={out}", "--distributed"]
-        return start(tmp_path / cache, "de_jax.tools.encode_corpus", [*argv, *own], slurm(number), **faults)
+        return start(tmp_path / cache, "encode corpus", [*argv, *own], slurm(number), **faults)
 
     killed = job("killed", 0, slow=3600)  # it never sends the last file of its part
     wait_for((parts_of(tmp_path / "killed", out) / "0_of_2" / "manifest.json").exists, killed)
     kill(killed)
     for process in [job("one", 0), job("two", 1)]:
         assert "shard" in json.loads(finish(process)[0])
-    assert "dim" in json.loads(finish(start(tmp_path / "joins", "de_jax.tools.encode_corpus", [*argv, f"--out_dir={out}"]))[0])
+    assert "dim" in json.loads(finish(start(tmp_path / "joins", "encode corpus", [*argv, f"--out_dir={out}"]))[0])
     assert not {name for name in listing(f"{bucket}/jobs") if ".parts/" in name}
-    finish(start(tmp_path / "one", "de_jax.tools.encode_corpus", [*argv, f"--out_dir={tmp_path / 'alone'}"]))
-    finish(start(tmp_path / "reader", "de_jax.tools.encode_corpus", [*argv, f"--out_dir={out}"]))
+    finish(start(tmp_path / "one", "encode corpus", [*argv, f"--out_dir={tmp_path / 'alone'}"]))
+    finish(start(tmp_path / "reader", "encode corpus", [*argv, f"--out_dir={out}"]))
     for name in ("embeddings.npy", "ids.json"):
         assert (copy_of(tmp_path / "reader", out) / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
@@ -307,7 +307,7 @@ def generator(dataset_dir, tmp_path_factory):
         patch.setenv("DE_JAX_CACHE", str(folder / "cache"))
         patch.setitem(doc2query.SIZES, "tiny", T5Config(model_dim=32, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32))
         data = [f"--dataset_dirs={dataset_dir}", f"--tokenizer={dataset_dir / 'spiece.model'}", "--batch_size=8"]
-        doc2query.main(["train", *data, "--num_steps=1", "--max_doc_length=32", f"--run_dir={folder / 'run'}"])
+        cli.call("doc2query train", [*data, "--num_steps=1", "--max_doc_length=32", f"--run_dir={folder / 'run'}"])
     return folder / "run"
 
 
@@ -318,11 +318,11 @@ def test_jobs_on_machines_of_their_own_generate_what_one_job_generates_though_on
     client(bucket).put(str(dataset_dir), f"{BUCKET}/generated/toy", recursive=True)
     run, out = f"{bucket}/generated/run", f"{bucket}/generated/out"
     sizes = ["--num_queries=2", "--max_length=8", "--docs_per_batch=8", "--docs_per_part=16"]
-    argv = ["generate", f"--model={run}", "--step=1", f"--dataset_dir={bucket}/generated/toy", *sizes]
+    argv = [f"--model={run}", "--step=1", f"--dataset_dir={bucket}/generated/toy", *sizes]
 
     def job(cache, *which, environment=(), **faults):
         own = [f"--out_dir={out}", *which]
-        return start(tmp_path / cache, "de_jax.tools.doc2query", [*argv, *own], environment, **faults)
+        return start(tmp_path / cache, "doc2query generate", [*argv, *own], environment, **faults)
 
     killed = job("zero", "--shard=0/2", slow=3600)  # it never sends its part
     part = parts_of(tmp_path / "zero", out) / "0_of_2"
@@ -338,7 +338,7 @@ def test_jobs_on_machines_of_their_own_generate_what_one_job_generates_though_on
     wait_for((copy_of(tmp_path / "one", out) / "manifest.json").exists, killed)
     kill(killed)
     assert "num_docs" in json.loads(finish(job("three"))[0])
-    finish(start(tmp_path / "alone", "de_jax.tools.doc2query", [*argv, f"--out_dir={tmp_path / 'whole'}"]))
+    finish(start(tmp_path / "alone", "doc2query generate", [*argv, f"--out_dir={tmp_path / 'whole'}"]))
     written = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
     assert {name: Objects(out).read(name) for name in listing(out)} == written
     assert not {name for name in listing(f"{bucket}/generated") if ".parts/" in name and not name.endswith(".lock")}
@@ -371,10 +371,7 @@ def test_two_processes_share_a_copy_or_are_refused(bucket, whole, dataset_dir, t
     argv = [*arguments(dataset_dir, address, **CHANGES, make_mesh__data=-1), "--num_processes=2", "--lost_after_seconds=60"]
     for caches in (("own0", "own1"), ("shared", "shared")):
         where = f"--coordinator_address=127.0.0.1:{free_port()}"
-        both = [
-            start(tmp_path / cache, "de_jax.trainer", [*argv, where, f"--process_id={number}"])
-            for number, cache in enumerate(caches)
-        ]
+        both = [start(tmp_path / cache, "train", [*argv, where, f"--process_id={number}"]) for number, cache in enumerate(caches)]
         if caches[0] != caches[1]:
             for process in both:
                 _, err = finish(process, command.EXIT_INPUT)
@@ -390,16 +387,16 @@ def test_commands_read_and_write_addresses(bucket, whole, dataset_dir, tmp_path)
     run, data, out = (f"{bucket}/commands/{name}" for name in ("run", "toy", "out"))
     cache = tmp_path / "cache"
     done = {
-        "encode_corpus": [f"--run_dir={run}", f"--dataset_dir={data}", f"--out_dir={out}/embeddings"],
-        "evaluate_beir": [f"--run_dir={run}", f"--dataset_dir={data}", "--split=dev", "--no_bm25"],
-        "export_model": [f"--run_dir={run}", "--format=safetensors", f"--out_dir={out}/exported"],
-        "mine_negatives": [f"--run_dir={run}", f"--dataset_dir={data}", f"--negatives_dir={out}/negatives", "--last_rank=20"],
+        "encode corpus": [f"--run_dir={run}", f"--dataset_dir={data}", f"--out_dir={out}/embeddings"],
+        "evaluate beir": [f"--run_dir={run}", f"--dataset_dir={data}", "--split=dev", "--no_bm25"],
+        "export model": [f"--run_dir={run}", "--format=safetensors", f"--out_dir={out}/exported"],
+        "mine pairs": [f"--run_dir={run}", f"--dataset_dir={data}", f"--negatives_dir={out}/negatives", "--last_rank=20"],
     }
     for verb, argv in done.items():
-        finish(start(cache, f"de_jax.tools.{verb}", argv))
+        finish(start(cache, verb, argv))
     there = listing(out)
     assert {"embeddings/manifest.json", "embeddings/checksums.json", "exported/model.json"} <= there
     assert "negatives/000001/manifest.json" in there
     assert any(name.startswith("evaluations/") and name.endswith("result.json") for name in listing(run))
     found = [f"--run_dir={run}", f"--dataset_dir={data}", f"--embeddings_dir={out}/embeddings", "--query=apple 3", "--k=1"]
-    assert json.loads(finish(start(tmp_path / "other", "de_jax.tools.search", found))[0])["results"]
+    assert json.loads(finish(start(tmp_path / "other", "search", found))[0])["results"]

@@ -9,10 +9,10 @@ import pytest
 from interop import test_architectures as architectures
 from pretrained_folders import WORDS, write_sentence_transformer
 
-from de_jax import trainer
+from de_jax import cli, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.tools import daft, measure_query_latency
+from de_jax.tools import daft
 from de_jax.training.run.run_folder import complete_steps, load_run
 from de_jax.training.run.run_log import read_metrics
 from de_jax.training.run.run_settings import origins
@@ -72,7 +72,7 @@ def aligned(folders):
 def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, capsys):
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
-    daft.main(command)
+    cli.call("train daft", command)
     report = json.loads(capsys.readouterr().out)
     assert list(report["systems"]) == ["model", "0_layers"]
     light = report["systems"]["0_layers"]
@@ -91,7 +91,7 @@ def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, caps
     assert any(moved)
     assert complete_steps(tmp_path / "0_layers" / "tuned" / "best")
     with pytest.raises(InputError, match="--query_layers has 3, but the model has 1 layer; give 0 to 1"):
-        daft.main([argument if argument != "0" else "3" for argument in command])
+        cli.call("train daft", [argument if argument != "0" else "3" for argument in command])
 
 
 @pytest.mark.soak
@@ -102,7 +102,9 @@ def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_
     architectures.torch_model(architectures.ROWS[name]).save_pretrained(model)
     pretrained_folders.write_tokenizer(model, "bert")
     command = [f"--model={model}", f"--dataset_dir={data}", f"--out_dir={tmp_path / 'daft'}", *SMALL, "--query_layers=2"]
-    daft.main([*command, "--num_align_steps=2", "--num_steps=2", "--learning_rate=1e-3", "--gin1.Alignment.delta=-1e9"])
+    cli.call(
+        "train daft", [*command, "--num_align_steps=2", "--num_steps=2", "--learning_rate=1e-3", "--gin1.Alignment.delta=-1e9"]
+    )
     assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "2_layers"]
     imported, aligned, tuned = (load_run(tmp_path / "daft" / run) for run in ("model", "2_layers/aligned", "2_layers/tuned"))
     assert (aligned.model.query.encoder.num_layers, aligned.model.query.pooling) == (2, imported.model.query.pooling)
@@ -115,7 +117,7 @@ def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_
     settings = {"MODEL": model, "NUM_STEPS": 6, "make_mesh.data": 1, "Logging.log_every_steps": 1, "linear.warmup_steps": 0}
     settings |= {"beir_pairs.dataset_dir": data, "PairsOptions.batch_size": 8, "PairsOptions.expansion": tmp_path / "queries.jsonl"}
     gin = [f"--gin.{setting}={value}" for setting, value in settings.items()]
-    trainer.main(["--gin_file=recipes/curriculum.gin", *gin, f"--run_dir={tmp_path / 'run'}"])
+    cli.call("train", ["--gin_file=recipes/curriculum.gin", *gin, f"--run_dir={tmp_path / 'run'}"])
     losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert len(losses) == 6
     assert np.isfinite(losses).all()
@@ -124,15 +126,15 @@ def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_
 def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monkeypatch, capsys):
     asked = []
 
-    def untrained(args, settings, layers, folder, queries):
+    def untrained(towers, settings, layers, folder, queries):
         asked.append((layers, folder.name))
-        return daft._Pair(load_run(args.out_dir / "model"), [], {})
+        return daft._Pair(load_run(towers.out_dir / "model"), [], {})
 
-    monkeypatch.setattr(daft, "_pair", untrained)
+    monkeypatch.setattr("train daft", "_pair", untrained)
     monkeypatch.setattr(daft.daft_report, "stages", lambda folders: {})
     monkeypatch.setattr(daft.daft_report, "draw", lambda *args: None)
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
-    daft.main([*command, "--query_layers", "1", "0"])
+    cli.call("train daft", [*command, "--query_layers", "1", "0"])
     assert asked == [((0,), "1_layer"), ((), "0_layers")]
     assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "1_layer", "0_layers"]
 
@@ -141,17 +143,17 @@ def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monke
 def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives_the_same_again(folders, tmp_path, capsys):
     command = [f"--model={folders / 'with_head'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=0", "--num_steps=3"]
-    daft.main(command)
+    cli.call("train daft", command)
     light = json.loads(capsys.readouterr().out)["systems"]["0_layers"]
     assert (light["run_dir"], light["divergence"]) == (str(tmp_path / "0_layers" / "at_once"), {})
     run = load_run(light["run_dir"])
     assert (run.model.query.encoder.num_layers, run.model.doc.encoder.num_layers) == (0, 1)
     assert run.model.doc.projection_dim == 24  # its own is kept
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["towers.png", "tradeoff.png"]
-    daft.main(command)
+    cli.call("train daft", command)
     assert json.loads(capsys.readouterr().out)["systems"]["0_layers"]["scores"] == light["scores"]
     with pytest.raises(InputError, match="--num_align_steps=0 leaves out"):
-        daft.main([*command, "--gin1.Alignment.patience=2"])
+        cli.call("train daft", [*command, "--gin1.Alignment.patience=2"])
 
 
 def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp_path, monkeypatch):
@@ -159,7 +161,7 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir: done.append(run_dir.name) or {"stopped": "SIGTERM"})
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", "--query_layers=1"]
     with pytest.raises(SystemExit) as exit_:
-        daft.main([*command, *SMALL])
+        cli.call("train daft", [*command, *SMALL])
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
@@ -170,10 +172,10 @@ def test_query_towers_are_cut_from_another_model_where_one_is_named(folders, tmp
         begun[run_dir.name] = recipe
         raise SystemExit(75)
 
-    monkeypatch.setattr(daft, "train", stop)
+    monkeypatch.setattr("train daft", "train", stop)
     command = [f"--model={folders / 'model'}", f"--query_model={folders / 't5'}", f"--dataset_dir={folders / 'data'}"]
     with pytest.raises(SystemExit):
-        daft.main([*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer
+        cli.call("train daft", [*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer
     recipe = begun["aligned"]
     assert recipe.initialization.init_from == {"query": str(tmp_path / "query_model"), "doc": str(tmp_path / "model")}
     assert recipe.initialization.init_layers == {"query": (0, 1)}
@@ -208,8 +210,9 @@ def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):
 @pytest.mark.short_soak
 def test_latencies_stand_beside_each_other(aligned, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
-    measure_query_latency.main(
-        ["--runs", *(f"{name}={aligned[0]}" for name in ("a", "b")), f"--queries={tmp_path / 'queries.txt'}", "--num_calls=4"]
+    cli.call(
+        "compare latency",
+        ["--runs", *(f"{name}={aligned[0]}" for name in ("a", "b")), f"--queries={tmp_path / 'queries.txt'}", "--num_calls=4"],
     )
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["latencies"]
     assert [(row["name"], row["batch_size"]) for row in rows] == [("a", 1), ("b", 1), ("a", 32), ("b", 32)]

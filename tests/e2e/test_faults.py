@@ -1,5 +1,6 @@
 """What users and machines do to whole commands: one sentence, a non-zero exit, nothing lost, and the same command continues."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,20 +12,19 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import command, trainer
+from de_jax import cli, command
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.tools import encode_corpus, inspect_run, tokenize_corpus
 from de_jax.training.run import loop, run_log
 from de_jax.training.run.run_folder import load_run
 
 NO_SPACE = ("No space left on device", "File too large")
 
 
-def refused(capsys, main, argv):
+def refused(capsys, verb, argv):
     """The sentence that a command ends with."""
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: main(argv))
+        command.run(lambda: cli.call(verb, argv))
     assert exit_.value.code == command.EXIT_INPUT
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -54,7 +54,7 @@ def at_step(monkeypatch, step, do):
     """Does something when the log writes the line of this step."""
 
     def sink(num_steps, start_step):
-        return lambda now, scalars: do() if now == step and "loss" in scalars else None
+        return contextlib.nullcontext(lambda now, scalars: do() if now == step and "loss" in scalars else None)
 
     monkeypatch.setattr(run_log, "progress_sink", sink)
 
@@ -71,13 +71,13 @@ def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk
 
     with monkeypatch.context() as patch:
         at_step(patch, 10, fill)
-        message = refused(capsys, trainer.main, argv)
+        message = refused(capsys, "train", argv)
     assert any(words in message for words in NO_SPACE)
     assert str(run_dir) in message
     small_disk.free()
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["5"]
     assert not [name for name in small_disk.files() if "tmp" in name]
-    command.run(lambda: trainer.main(argv))
+    command.run(lambda: cli.call("train", argv))
     assert_same_run(run_dir, finished_run)
 
 
@@ -101,13 +101,13 @@ def test_full_disk_while_a_line_is_logged(small_disk, sink):
 def test_full_disk_while_tokenizing(capsys, small_disk, dataset_dir):
     argv = [f"--dataset_dir={dataset_dir}", f"--tokenizer={dataset_dir}/spiece.model", f"--out_dir={small_disk.folder}/stores"]
     small_disk.leave(4000)
-    message = refused(capsys, tokenize_corpus.main, argv)
+    message = refused(capsys, "encode tokens", argv)
     assert any(words in message for words in NO_SPACE)
     assert f"{small_disk.folder}/stores/" in message
     assert ".tmp" not in message
     assert not [name for name in small_disk.files() if ".tmp" in name or "corpus" in name]  # the queries may have found room
     small_disk.free()
-    command.run(lambda: tokenize_corpus.main(argv))
+    command.run(lambda: cli.call("encode tokens", argv))
     made = json.loads(capsys.readouterr().out)
     assert open_token_store(made["docs"]["store_dir"]).num_texts == 96
 
@@ -117,14 +117,14 @@ def test_full_disk_while_encoding(capsys, small_disk, dataset_dir, finished_run)
     out_dir = small_disk.folder / "embeddings"
     argv = [f"--run_dir={finished_run}", f"--dataset_dir={dataset_dir}", f"--out_dir={out_dir}"]
     small_disk.leave(5000)  # 96 documents of 16 floats are 6 kB
-    message = refused(capsys, encode_corpus.main, argv)
+    message = refused(capsys, "encode corpus", argv)
     assert any(words in message for words in NO_SPACE)
     assert str(out_dir) in message
     assert not (out_dir / "manifest.json").exists()
     small_disk.free()
-    command.run(lambda: encode_corpus.main(argv))
+    command.run(lambda: cli.call("encode corpus", argv))
     whole = finished_run.parent / "whole_embeddings"
-    command.run(lambda: encode_corpus.main([*argv[:2], f"--out_dir={whole}"]))
+    command.run(lambda: cli.call("encode corpus", [*argv[:2], f"--out_dir={whole}"]))
     assert open_embeddings(out_dir)[1].shape == (96, 16)
     assert {path.name: path.read_bytes() for path in out_dir.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
 
@@ -133,12 +133,12 @@ def test_full_disk_while_encoding(capsys, small_disk, dataset_dir, finished_run)
 def test_full_disk_while_results_are_written(capsys, small_disk, dataset_dir, finished_run):
     small_disk.leave(0)
     argv = [f"--run_dir={finished_run}", f"--out_dir={small_disk.folder}/report"]
-    message = refused(capsys, inspect_run.main, argv)
+    message = refused(capsys, "analyse run", argv)
     assert any(words in message for words in NO_SPACE)
     assert str(small_disk.folder) in message
     assert small_disk.files() == {}
     small_disk.free()
-    inspect_run.main(argv)
+    cli.call("analyse run", argv)
     assert (small_disk.folder / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -151,7 +151,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     for file in sorted((newest / "training").rglob("*")):
         if file.is_file() and "d" in file.parent.name:
             file.unlink()
-    message = refused(capsys, trainer.main, arguments(dataset_dir, run_dir, Optimization__num_steps=25))
+    message = refused(capsys, "train", arguments(dataset_dir, run_dir, Optimization__num_steps=25))
     assert f"the checkpoint {newest} is damaged or half-copied" in message
     assert "delete that folder to continue from an older one" in message
     assert newest.is_dir()
@@ -167,13 +167,13 @@ def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_di
         "Optimization__optimizer": "@adamw",
     }
     argv = arguments(dataset_dir, run_dir, **changes)
-    message = refused(capsys, trainer.main, argv)
+    message = refused(capsys, "train", argv)
     assert "step 2 is not a finite number" in message
     assert "(query 'q" in message
     assert "document 'd" in message
     assert "no checkpoint is there yet" in message
     assert list((run_dir / "checkpoints").iterdir()) == []
-    assert refused(capsys, trainer.main, argv) == message
+    assert refused(capsys, "train", argv) == message
 
 
 def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeypatch, dataset_dir, tmp_path):
@@ -181,7 +181,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
 
     monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
-    message = refused(capsys, trainer.main, arguments(dataset_dir, tmp_path / "run"))
+    message = refused(capsys, "train", arguments(dataset_dir, tmp_path / "run"))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
     for setting in ("PairsOptions.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
         assert setting in message
@@ -193,7 +193,7 @@ def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     """One layer's activations would take 445 GiB; the process gets 6 GiB of addresses."""
     wide = {"T5Config__mlp_dim": 1 << 18, "PairsOptions__max_doc_length": 4000, "PairsOptions__length_multiple": 4000}
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
-    program = f"{limit}\nfrom de_jax import command, trainer\ncommand.run(trainer.main)"
+    program = f"{limit}\nimport sys\nfrom de_jax import cli\nsys.argv.insert(1, 'train')\ncli.main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments(dataset_dir, tmp_path / "run", **wide)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

@@ -25,9 +25,9 @@ RUNS_PER_KILL = 5
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(36000)]
 
 
-def killed(module, argv, watch, num_kills, rng):
+def killed(verb, argv, watch, num_kills, rng):
     """Runs the first list undisturbed and the others until they were killed often enough; how many came to their end."""
-    job = {"module": module, "argv": argv, "watch": list(map(str, watch)), "kills": num_kills, "seed": rng.randrange(10**6)}
+    job = {"verb": verb, "argv": argv, "watch": list(map(str, watch)), "kills": num_kills, "seed": rng.randrange(10**6)}
     done = subprocess.run(
         [sys.executable, str(KILLING)],
         input=json.dumps(job),
@@ -79,9 +79,7 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
         **more,
     }
     argv = [arguments(dataset_dir, run_dir, **changes) for run_dir in run_dirs]
-    finished = killed(
-        "de_jax.trainer", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs], num_kills, rng
-    )
+    finished = killed("train", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs], num_kills, rng)
     whole, *others = run_dirs[:finished]
     assert others
     last = state(whole / "checkpoints")[0]
@@ -105,7 +103,7 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path,
     out_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     argv = [[f"--run_dir={finished_run}", f"--corpus={corpus}", f"--out_dir={out_dir}"] for out_dir in out_dirs]
     argv = [[*list_, "--texts_per_shard=500"] for list_ in argv]
-    finished = killed("de_jax.tools.encode_corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs], num_kills, rng)
+    finished = killed("encode corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs], num_kills, rng)
     whole, *others = [{path.name: path.read_bytes() for path in out_dir.iterdir()} for out_dir in out_dirs[:finished]]
     assert others
     assert sorted(whole) == ["checksums.json", "embeddings.npy", "ids.json", "manifest.json"]
@@ -132,7 +130,7 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
     }
     argv = [arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **changes) for run_dir in run_dirs]
     argv = [[one for one in list_ if not one.startswith("--gin.samtone")] for list_ in argv]
-    finished = killed("de_jax.trainer", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs], num_kills, rng)
+    finished = killed("train", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs], num_kills, rng)
     whole, *others = run_dirs[:finished]
     assert others
     switches = (whole / "switches.jsonl").read_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import engine, mine, trainer
+from de_jax import cli, engine, mine, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.negatives import generations, mined_negatives
 from de_jax.data.negatives.mined_negatives import Switch
@@ -51,7 +51,7 @@ def recipe_of(arguments):
 @pytest.fixture(scope="module")
 def colocated(dataset_dir, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "colocated"
-    trainer.main(settings(dataset_dir, run_dir, COLOCATED))
+    cli.call("train", settings(dataset_dir, run_dir, COLOCATED))
     return run_dir
 
 
@@ -113,8 +113,8 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
 
             patched.setattr(module, name, at_16)
         with pytest.raises(Killed):
-            trainer.main(argv)
-    trainer.main(argv)
+            cli.call("train", argv)
+    cli.call("train", argv)
     assert steps_and_generations(run_dir) == steps_and_generations(colocated)
     assert mined_negatives.read_switches(run_dir / "switches.jsonl") == mined_negatives.read_switches(colocated / "switches.jsonl")
     assert_equal_params(run_dir, colocated)
@@ -129,18 +129,18 @@ def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined
     argv = settings(dataset_dir, run_dir, BESIDE)
     stop_at(5)
     with pytest.raises(SystemExit):
-        trainer.main(argv)
+        cli.call("train", argv)
     assert steps_and_generations(run_dir) == {1: 0}
     capsys.readouterr()
-    mine.main([*argv, "--once"])
+    cli.call("mine", [*argv, "--once"])
     report = json.loads(capsys.readouterr().out)
     assert report["checkpoint_step"] == 6
     assert {"overlap_previous", "previous_in_top_100", "dev/ndcg@10"} <= report["statistics"].keys()
     assert steps_and_generations(run_dir) == {1: 0, 2: 6}
     assert len(list((run_dir / "embeddings" / mining_run.KEPT_AS).iterdir())) == 1
-    trainer.main(argv)  # goes on with what was mined meanwhile
+    cli.call("train", argv)  # goes on with what was mined meanwhile
     assert mined_negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(15, 2)]
-    mine.main(argv)  # complete: nothing is left to mine for
+    cli.call("mine", argv)  # complete: nothing is left to mine for
     assert capsys.readouterr().out.count("checkpoint_step") == 0
 
 
@@ -226,16 +226,16 @@ def test_machines_that_mine_together_by_a_checkpoint_that_the_trainer_removes_mi
         own = [flag for flag in flags if "--engine" not in flag]
         shutil.rmtree(other_dir / "checkpoints" / "24")
         for number in range(num_shards):
-            mine.main([*own, f"--shard={number}/{num_shards}"])
+            cli.call("mine", [*own, f"--shard={number}/{num_shards}"])
             seen.append(json.loads(capsys.readouterr().out))
-        mine.main(own)
+        cli.call("mine", own)
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     monkeypatch.setattr(engine, "run", in_turn)
     flags = [*settings(dataset_dir, run_dir, BESIDE), "--texts_per_shard=32", "--once"]
-    mine.main(flags)
+    cli.call("mine", flags)
     capsys.readouterr()
-    mine.main([*settings(dataset_dir, other_dir, BESIDE), *flags[-2:], "--engine=ray", "--num_shards=3"])
+    cli.call("mine", [*settings(dataset_dir, other_dir, BESIDE), *flags[-2:], "--engine=ray", "--num_shards=3"])
     assert json.loads(capsys.readouterr().out)["checkpoint_step"] == 24
     assert seen == [{"shard": f"{number}/3"} for number in range(3)]
     one, many = (generations.open_newest(folder / "negatives").folder for folder in (run_dir, other_dir))

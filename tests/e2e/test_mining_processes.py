@@ -43,12 +43,14 @@ def settings(dataset_dir, run_dir, **changes):
     return [one for one in found if not one.startswith("--gin.samtone")]
 
 
-def start(module, argv):
-    return subprocess.Popen([sys.executable, "-m", module, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(verb, argv):
+    return subprocess.Popen(
+        [sys.executable, "-m", "de_jax", verb, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def miner(argv):
-    return start("de_jax.mine", [*argv, "--poll_seconds=0.05"])
+    return start("mine", [*argv, "--poll_seconds=0.05"])
 
 
 def num_switches(run_dir):
@@ -81,30 +83,30 @@ def repeat(dataset_dir, run_dir, again_dir, step, **changes):
         "Logging__save_every_steps": NEVER,
     }
     given = settings(dataset_dir, again_dir, **static, **changes)
-    again = start("de_jax.trainer", [one for one in given if "Miner" not in one])  # with as many devices as the first had
+    again = start("train", [one for one in given if "Miner" not in one])  # with as many devices as the first had
     assert again.wait() == 0, again.communicate()
 
 
 def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_describe(dataset_dir, tmp_path, num_kills, rng):
     run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir)
-    both = {"de_jax.trainer": start("de_jax.trainer", argv), "de_jax.mine": miner(argv)}
+    both = {"train": start("train", argv), "mine": miner(argv)}
     for number in range(num_kills):
-        victim = ("de_jax.mine", "de_jax.trainer")[number % 2]
+        victim = ("mine", "train")[number % 2]
         before = num_switches(run_dir)
         wait_until(lambda before=before: num_switches(run_dir) > before, *both.values())
         time.sleep(rng.uniform(0, 2))
         both[victim].kill()
         both[victim].wait()
-        both[victim] = miner(argv) if victim == "de_jax.mine" else start(victim, argv)
+        both[victim] = miner(argv) if victim == "mine" else start(victim, argv)
     wait_until(lambda: num_switches(run_dir) > NUM_SWITCHES, *both.values())
-    both["de_jax.mine"].kill()  # the run goes on without its miner, until it is asked to stop
-    both["de_jax.mine"].wait()
+    both["mine"].kill()  # the run goes on without its miner, until it is asked to stop
+    both["mine"].wait()
     last = max(mined_negatives.read_switches(run_dir / "switches.jsonl")[-1].step, newest_step(run_dir))
-    wait_until(lambda: newest_step(run_dir) > last, both["de_jax.trainer"])
-    both["de_jax.trainer"].send_signal(signal.SIGTERM)
-    output, errors = both["de_jax.trainer"].communicate()
-    assert both["de_jax.trainer"].returncode == command.EXIT_STOPPED, errors
+    wait_until(lambda: newest_step(run_dir) > last, both["train"])
+    both["train"].send_signal(signal.SIGTERM)
+    output, errors = both["train"].communicate()
+    assert both["train"].returncode == command.EXIT_STOPPED, errors
     step = json.loads(output.splitlines()[-1])["step"]
     assert mined_negatives.read_switches(run_dir / "switches.jsonl")[NUM_SWITCHES].step < step
     repeat(dataset_dir, run_dir, tmp_path / "again", step)

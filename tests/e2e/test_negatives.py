@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import trainer
+from de_jax import cli
 from de_jax.data.negatives import generations, mined_negatives
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.files import outputs
 from de_jax.mining import follow_negatives
-from de_jax.tools import evaluate_beir
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -52,19 +51,19 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
         mine(dataset_dir, folder, 1, shift=0)
         mine(dataset_dir, folder, 2, shift=30)
     outputs.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
-    trainer.main(settings(dataset_dir, run_dir))
+    cli.call("train", settings(dataset_dir, run_dir))
     assert mined_negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
     followed = [line for line in run_log.read_metrics(run_dir / "metrics.jsonl") if "negatives/generation" in line]
     assert [(line["step"], line["negatives/generation"]) for line in followed][1:4] == [(8, 1.0), (12, 2.0), (16, 2.0)]
     assert followed[-1]["negatives/staleness"] == 24 - 4
     shutil.copy(run_dir / "switches.jsonl", again_dir)
-    trainer.main(settings(dataset_dir, again_dir, HardNegatives__follow_every_steps=None))
+    cli.call("train", settings(dataset_dir, again_dir, HardNegatives__follow_every_steps=None))
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(again_dir).params)
 
 
 def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(dataset_dir, tmp_path):
-    with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine_negatives"):
-        trainer.main(settings(dataset_dir, tmp_path / "run"))
+    with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine pairs"):
+        cli.call("train", settings(dataset_dir, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -74,12 +73,12 @@ def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset
     changes = {"PairsOptions__max_passages": 3, "PairsOptions__max_doc_length": 12, "PairsOptions__num_neg_queries": 0}
     steps = {"Optimization__num_steps": 5, "Logging__evaluate_every_steps": 5, "HardNegatives__follow_every_steps": None}
     steps |= {"HardNegatives__miner": "@Miner()", "HardNegatives__mine_every_steps": 3, "Miner__last_rank": 20}
-    trainer.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
+    cli.call("train", settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
     capsys.readouterr()
     assert generations.numbers(run_dir / "negatives") == [1, 2]
     scores = {}
     for flags in ([], ["--max_passages=1"]):
-        evaluate_beir.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev", "--no_bm25", *flags])
+        cli.call("evaluate beir", [f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev", "--no_bm25", *flags])
         report = json.loads(capsys.readouterr().out)
         scores[report["settings"].get("max_passages")] = report["dense"]["ndcg@10"]
     last = run_log.read_metrics(run_dir / "metrics.jsonl")[-1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from two_processes import TwoProcesses, assert_close, parameters
 
-from de_jax import command, trainer
+from de_jax import cli, command
 from de_jax.data.text import beir, vocabulary_training
 from de_jax.training.run.run_folder import load_run
 
@@ -84,7 +84,7 @@ def test_two_processes_that_stop_together_on_sigterm_leave_a_run_that_ends_as_th
     assert load_run(tmp_path / "two").step == summary["step"]
     num_steps = 3 * (summary["step"] // 3 + 1)  # the last update is evaluated in any case
     for name in ("two", "one"):
-        trainer.main(arguments(dataset_dir, tmp_path / name, num_steps, **options))
+        cli.call("train", arguments(dataset_dir, tmp_path / name, num_steps, **options))
     assert_same_run(tmp_path / "two", tmp_path / "one")
 
 
@@ -95,7 +95,7 @@ def test_two_processes_that_stop_together_on_sigterm_leave_a_run_that_ends_as_th
 def test_two_processes_on_any_mesh_train_as_one_does(dataset_dir, tmp_path, mesh):
     options = {**mesh, "PairsOptions.dev_split": "dev", "Logging.evaluate_every_steps": 3}
     assert TwoProcesses(arguments(dataset_dir, tmp_path / "two", 6, **options)).finish()[0] == [0, 0]
-    trainer.main(arguments(dataset_dir, tmp_path / "one", 6, **options))
+    cli.call("train", arguments(dataset_dir, tmp_path / "one", 6, **options))
     assert_same_run(tmp_path / "two", tmp_path / "one")
 
 
@@ -130,6 +130,6 @@ def test_killed_process_ends_the_other_with_a_sentence_and_both_started_again_en
 )
 def test_half_of_what_joins_processes_is_refused(capsys, flags, message):
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: trainer.main(["--gin_file=recipes/sde.gin", "--run_dir=run", *flags]))
+        command.run(lambda: cli.call("train", ["--gin_file=recipes/sde.gin", "--run_dir=run", *flags]))
     assert exit_.value.code == command.EXIT_INPUT
     assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from de_jax import cli
 from de_jax.tools import quickstart
 from de_jax.types import InputError
 from reproduction.result_check import check
@@ -32,7 +33,7 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     if is_small:
         (tmp_path / "small.gin").write_text(SMALL)
         options.append(f"--gin_file={tmp_path / 'small.gin'}")
-    quickstart.main(options)
+    cli.call("quickstart", options)
     printed = capsys.readouterr()
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
@@ -47,11 +48,11 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     for picture in ("curves.png", "embeddings.png"):
         assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert f"de-jax search --run_dir={run_dir}" in printed.err
-    quickstart.main(options)
+    cli.call("quickstart", options)
     assert json.loads(capsys.readouterr().out)["trained"] == report["trained"]
     if is_small:
         with pytest.raises(InputError, match=r"was begun with tokenizers/.*; use .* another run_dir"):
-            quickstart.main([*options, "--max_docs=310", "--num_steps=8"])
+            cli.call("quickstart", [*options, "--max_docs=310", "--num_steps=8"])
 
 
 @pytest.mark.soak
@@ -69,4 +70,4 @@ def test_the_one_command_of_the_readme_scores_as_recorded(tmp_path, monkeypatch)
 
 def test_an_impossible_number_of_documents_is_refused(tmp_path):
     with pytest.raises(InputError, match="--max_docs is 0; it must be at least 1"):
-        quickstart.main([f"--run_dir={tmp_path / 'run'}", "--max_docs=0"])
+        cli.call("quickstart", [f"--run_dir={tmp_path / 'run'}", "--max_docs=0"])

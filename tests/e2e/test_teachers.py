@@ -7,7 +7,7 @@ import pytest
 import tiny_run
 import toy_run
 
-from de_jax import trainer
+from de_jax import cli, trainer
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
@@ -19,7 +19,6 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Recipe
-from de_jax.tools import encode_guide
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -44,7 +43,7 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
         "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "run", "recipes/sde.gin", **settings)
-    trainer.main([argument for argument in arguments if "samtone" not in argument])
+    cli.call("train", [argument for argument in arguments if "samtone" not in argument])
     lines = [line for line in run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE) if "loss" in line]
     assert len(lines) == 4
     for line in lines:
@@ -56,7 +55,7 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
 def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
     """By a guide that knows nothing, some negatives of a row are as close as its document, and most are left."""
     run = tiny_run.write_run(tmp_path)
-    encode_guide.main(["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
+    cli.call("encode guide", ["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
     settings = {
         "Recipe__loss": "@guided",
         "guided__loss": "@in_batch_softmax",
@@ -69,7 +68,7 @@ def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
         "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings)
-    trainer.main([argument for argument in arguments if "samtone" not in argument])
+    cli.call("train", [argument for argument in arguments if "samtone" not in argument])
     lines = [line for line in run_log.read_metrics(tmp_path / "guided" / run_log.METRICS_FILE) if "loss" in line]
     assert len(lines) == 4
     for line in lines:

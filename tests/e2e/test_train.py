@@ -15,7 +15,7 @@ import pytest
 import toy_run
 from toy_run import arguments
 
-from de_jax import command, recipe_file, trainer
+from de_jax import cli, command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
@@ -46,10 +46,10 @@ def test_run_learns_and_describes_itself(finished_run):
 
 def test_the_recipe_of_a_run_is_trained_again_and_another_seed_is_of_all(finished_run, tmp_path, capsys):
     arguments = [f"--recipe={finished_run}", "--dry_run"]
-    trainer.main(arguments)
+    cli.call("train", arguments)
     assert json.loads(capsys.readouterr().out)["num_parameters"] > 0
     with pytest.raises(InputError, match="name the recipe once"):
-        trainer.main([*arguments, "--gin_file=recipes/sde.gin"])
+        cli.call("train", [*arguments, "--gin_file=recipes/sde.gin"])
     recipe = Recipe.load(finished_run)
     orders = []
     for seed in (0, 1, 2, 2):
@@ -61,7 +61,7 @@ def test_the_recipe_of_a_run_is_trained_again_and_another_seed_is_of_all(finishe
 
 def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
     before = parameters(finished_run)
-    trainer.main(arguments(dataset_dir, finished_run))
+    cli.call("train", arguments(dataset_dir, finished_run))
     assert json.loads(capsys.readouterr().out)["step"] == 20
     jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
 
@@ -72,7 +72,7 @@ def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, d
     argv = arguments(dataset_dir, tmp_path)
     stop_at(5, signal.SIGINT)
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: trainer.main(argv))
+        command.run(lambda: cli.call("train", argv))
     assert exit_.value.code == command.EXIT_INTERRUPTED
     assert "interrupted; the same command continues." in capsys.readouterr().err
     assert load_run(tmp_path).step == 6
@@ -88,7 +88,7 @@ def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, d
         twice()
     assert seen == ["goes on"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    trainer.main(argv)
+    cli.call("train", argv)
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
@@ -99,12 +99,12 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     argv = arguments(dataset_dir, tmp_path)
     stop_at(5)
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: trainer.main(argv))
+        command.run(lambda: cli.call("train", argv))
     assert exit_.value.code == command.EXIT_STOPPED
     summary = json.loads(capsys.readouterr().out)
     assert (summary["stopped"], summary["step"]) == ("SIGTERM", 6)
     assert load_run(tmp_path).step == 6
-    trainer.main(argv)
+    cli.call("train", argv)
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
     kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
@@ -117,7 +117,7 @@ def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir,
             "Logging__evaluate_every_steps": 2,
             "Optimization__learning_rate": 1e-30,
         }
-        trainer.main(arguments(dataset_dir, tmp_path, **changes))
+        cli.call("train", arguments(dataset_dir, tmp_path, **changes))
         summary = json.loads(capsys.readouterr().out)
         return summary["step"], summary["stopped"]
 
@@ -147,7 +147,7 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
         "Logging__profile_steps": "(2, 2)",
     }
     settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
-    trainer.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
+    cli.call("train", [*settings, '--gin.DualEncoder.shared=("projection",)'])
     for a, b in zip(jax.tree.leaves(parameters(run_dir)), jax.tree.leaves(parameters(finished_run)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert list((run_dir / "profile").rglob("*.xplane.pb"))
@@ -155,7 +155,7 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
 
 def refused(capsys, argv):
     with pytest.raises(SystemExit) as exit_:
-        command.run(functools.partial(trainer.main, argv))
+        command.run(functools.partial(cli.call, "train", argv))
     assert exit_.value.code == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -167,7 +167,7 @@ def refused(capsys, argv):
     [
         ({"train__nun_steps": 3}, "nun_steps"),
         ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
-        ({"Initialization__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
+        ({"Initialization__init_from": "/nowhere"}, "/nowhere does not exist; give a run"),
         ({"T5Config__vocab_size": 64}, "the query tokenizer has 160 entries"),
     ],
     ids=["setting", "devices", "source of parameters", "data"],
@@ -181,13 +181,13 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_is_written(capsys, 
 def test_a_run_that_continues_on_other_data_says_so(dataset_dir, tmp_path):
     data = shutil.copytree(dataset_dir, tmp_path / "data")
     options = {"Optimization__num_steps": 2, "Logging__save_every_steps": 2}
-    trainer.main(arguments(data, tmp_path / "run", **options))
+    cli.call("train", arguments(data, tmp_path / "run", **options))
     before = json.loads((tmp_path / "run" / "data.json").read_text())
     qrels = next((data / "qrels").glob("train.tsv*"))
     lines = qrels.read_text().splitlines(keepends=True)
     qrels.write_text("".join(lines[:-1]))
     with pytest.warns(UserWarning, match="run continues on other data than it had: its best score and what follows from it are of"):
-        trainer.main(arguments(data, tmp_path / "run", **options | {"Optimization__num_steps": 3}))
+        cli.call("train", arguments(data, tmp_path / "run", **options | {"Optimization__num_steps": 3}))
     assert json.loads((tmp_path / "run" / "data.json").read_text()).keys() == before.keys() == {""}
 
 
@@ -203,9 +203,8 @@ def test_unknown_step_names_those_there_are(finished_run):
 
 
 def test_inspect_run_shows_settings_curves_and_what_is_shared(finished_run, tmp_path, capsys):
-    from de_jax.tools import inspect_run
 
-    inspect_run.main([f"--run_dir={finished_run}", f"--out_dir={tmp_path / 'report'}"])
+    cli.call("analyse run", [f"--run_dir={finished_run}", f"--out_dir={tmp_path / 'report'}"])
     shown = json.loads(capsys.readouterr().out)
     assert shown["recipe"]["loss"]["same_tower"] == "query"
     assert shown["num_parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(parameters(finished_run)))
@@ -223,7 +222,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
     with only_trainer(run_dir):
         message = refused(capsys, argv)
         assert re.fullmatch(r"error: process \d+ on \S+ is training in .*/run already; stop it first\.", message)
-        trainer.main([*argv, "--dry_run"])
+        cli.call("train", [*argv, "--dry_run"])
         with pytest.raises(InputError, match="is training in"):
             generator_run.train_generator(
                 generator_run.GeneratorRun(run_dir, *[None] * 6),
@@ -239,7 +238,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
 
 def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(trainer.main, arguments(dataset_dir, tmp_path)).result()
+        pool.submit(cli.call, "train", arguments(dataset_dir, tmp_path)).result()
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
@@ -247,7 +246,7 @@ def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(f
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json", "data.json")}
     with pytest.warns(UserWarning, match=r"run already ended at step 20; nothing was trained or written\."):
-        trainer.main([*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
+        cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before
 
 
@@ -256,12 +255,12 @@ def test_a_run_cannot_continue_with_what_its_optimizers_state_is_not_of(finished
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     name = setting.partition("=")[0]
     with pytest.raises(InputError, match=rf"run cannot continue with {name}.*Take another run_dir, with Initialization\.init_from"):
-        trainer.main([*arguments(dataset_dir, run_dir), f"--gin.{setting}", "--gin.Optimization.num_steps=22"])
+        cli.call("train", [*arguments(dataset_dir, run_dir), f"--gin.{setting}", "--gin.Optimization.num_steps=22"])
 
 
 def test_a_training_that_is_refused_leaves_the_recipe_of_the_run_as_it_is(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json")}
     with pytest.raises(InputError, match=r"the run is at step 20 already, past Optimization\.num_steps = 2; raise it"):
-        trainer.main([*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=2"])
+        cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=2"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before

@@ -3,13 +3,13 @@ import json
 
 import pytest
 
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.evaluation.report import KIND, averaged, kept_ranking, kept_report
 from de_jax.evaluation.task import Policy, beir_task, beir_tasks, bm25_results, evaluate
 from de_jax.files import folders
 from de_jax.reports import tables
-from de_jax.tools import compare_expansions, compare_runs, daft, evaluate_beir, evaluate_trec
 from de_jax.types import InputError
 
 QRELS = {f"q{number}": {f"d{number}": 1, f"d{number + 1}": 2, f"d{number * 3 % 7}": 1} for number in range(7)}
@@ -40,9 +40,12 @@ def test_a_folder_of_data_sets_is_not_one_of_them(tmp_path):
     with pytest.raises(InputError, match="holds 2 data sets; give the folder of one"):
         beir_task(tmp_path, "test")
     compared = ["--runs", "a=/nowhere", f"--dataset_dir={tmp_path}", "--expansion=x", f"--out_dir={tmp_path / 'out'}"]
-    for tool, flags in ((compare_expansions, compared), (daft, ["--model=x", "--query_layers=1", f"--dataset_dir={tmp_path}"])):
+    for tool, flags in (
+        ("compare expansions", compared),
+        ("train daft", ["--model=x", "--query_layers=1", f"--dataset_dir={tmp_path}"]),
+    ):
         with pytest.raises(InputError, match="holds 2 data sets"):
-            tool.main(flags)
+            cli.call(tool, flags)
 
 
 def test_half_widths_are_those_before_the_cut(tmp_path):
@@ -102,14 +105,14 @@ def test_every_command_gives_scores_as_they_are(dataset_dir, tmp_path, capsys):
     assert all(round(value, 5) != value for value in expected.values())
     assert evaluate(task, policy)["bm25"] == expected
     assert bm25_results(task, policy._replace(depth=2**31 - 1)) == results  # no more than there are documents
-    evaluate_beir.main(["--dataset_dirs", str(dataset_dir), "--measures", *policy.measures])
+    cli.call("evaluate beir", ["--dataset_dirs", str(dataset_dir), "--measures", *policy.measures])
     report = json.loads(capsys.readouterr().out)
     assert report["sets"][0]["bm25"] == report["average"]["bm25"] == expected
     metrics.write_trec_run(tmp_path / "run.trec", results)
     qrels_file = dataset_dir / "qrels" / "test.tsv"
-    evaluate_trec.main([f"--qrels={qrels_file}", f"--run_file={tmp_path / 'run.trec'}", "--measures", *policy.measures])
+    cli.call("evaluate trec", [f"--qrels={qrels_file}", f"--run_file={tmp_path / 'run.trec'}", "--measures", *policy.measures])
     found = json.loads(capsys.readouterr().out)
     assert {name: found[name] for name in expected} == expected
-    compare_runs.main([f"--qrels={qrels_file}", "--systems", *(f"{name}={tmp_path / 'run.trec'}" for name in "ab")])
+    cli.call("compare runs", [f"--qrels={qrels_file}", "--systems", *(f"{name}={tmp_path / 'run.trec'}" for name in "ab")])
     systems = json.loads(capsys.readouterr().out)["systems"]
     assert systems["a"]["mean"] == pytest.approx(expected["ndcg@10"], abs=1e-15)

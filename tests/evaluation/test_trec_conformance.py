@@ -10,9 +10,9 @@ import pytest
 import pytrec_eval
 from real_data import SHARED_DATA
 
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
-from de_jax.tools import compare_runs, evaluate_trec
 from de_jax.types import InputError
 
 NAMES = ("ndcg@10", "ndcg", "mrr", "map", "recall@20", "p@5")
@@ -189,10 +189,10 @@ def test_judgements_of_four_columns_may_be_padded_and_their_ids_hold_blanks(tmp_
 def test_commands_score_foreign_files_as_trec_eval_does(tmp_path, capsys):
     qrels_file = written(tmp_path / "qrels.txt", foreign_runs.qrels_text(), "gz_bom_crlf")
     runs = {name: written(tmp_path / f"{name}.trec", foreign_runs.run_text(name), "bom") for name in ("ties", "all_equal")}
-    evaluate_trec.main([f"--qrels={qrels_file}", f"--run_file={runs['ties']}", "--measures", *foreign_runs.MEASURES])
+    cli.call("evaluate trec", [f"--qrels={qrels_file}", f"--run_file={runs['ties']}", "--measures", *foreign_runs.MEASURES])
     found = json.loads(capsys.readouterr().out)
     assert [found[name] for name in NAMES] == pytest.approx(FROZEN["ties"], abs=1e-5)
-    compare_runs.main([f"--qrels={qrels_file}", "--systems", *(f"{name}={path}" for name, path in runs.items())])
+    cli.call("compare runs", [f"--qrels={qrels_file}", "--systems", *(f"{name}={path}" for name, path in runs.items())])
     systems = json.loads(capsys.readouterr().out)["systems"]
     means = [systems[name]["mean"] for name in runs]
     assert means == pytest.approx([FROZEN[name][0] for name in runs], abs=1e-8)

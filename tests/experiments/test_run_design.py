@@ -23,7 +23,7 @@ success: better
 cost: none
 prepare:
   start: train --run_dir=$out/start
-  negatives: mine_negatives --dataset_dir=$dataset_dir --negatives_dir=$out/$set
+  negatives: mine pairs --dataset_dir=$dataset_dir --negatives_dir=$out/$set
   own: experiments.own --out_dir=$out/own
 sets:
   one: {dataset_dir: $data/one, settings: {beir_pairs.split: half}}
@@ -35,7 +35,7 @@ start: $out/start
 settings: {Optimization.learning_rate: $rate, Initialization.seed: $seed, Optimization.frozen: [a, b]}
 factors: {samtone: {Recipe.loss: "@samtone", samtone.temperature: $temperature}}
 arms:
-  plain: {stages: [{recipe: recipes/a.gin}], then: [mine_negatives --negatives_dir=$run_dir/mined --seed=$seed]}
+  plain: {stages: [{recipe: recipes/a.gin}], then: [mine pairs --negatives_dir=$run_dir/mined --seed=$seed]}
   both:
     start: plain
     grid: {rate: [3.0], temperature: [0.05]}
@@ -58,7 +58,7 @@ def commands(tmp_path, monkeypatch):
             lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "dev/ndcg@10": 0.1}]
             (Path(flags["run_dir"]) / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             return {"seconds": 1.0}
-        if arguments[0] == "tools.evaluate_beir":
+        if arguments[1:3] == ["evaluate", "beir"]:
             score = 0.7 if "-0.001-" in flags["run_dir"] else 0.6
             return {"dense": {"ndcg@10": score}, "evaluation_dir": f"{flags['run_dir']}/{flags['split']}"}
         return {"systems": {}}
@@ -81,7 +81,7 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     report = json.loads(capsys.readouterr().out)
     out, data = tmp_path / "out", tmp_path / "data"
     assert report["chosen"] == {"plain": {"rate": "0.001"}, "both": {"rate": "3.0", "temperature": "0.05"}}
-    assert [line[1] for line in commands[:4]] == ["train", "mine_negatives", "mine_negatives", f"--out_dir={out / 'own'}"]
+    assert [line[1] for line in commands[:4]] == ["train", "mine", "mine", f"--out_dir={out / 'own'}"]
     assert commands[2][-1] == f"--negatives_dir={out / 'two'}"
     assert commands[3][0] == "experiments.own"
     trained = [line for line in commands[4:] if line[1] == "train"]
@@ -98,7 +98,7 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     assert {one.removeprefix("--gin.") for one in last[4:]} == expected | {f"MODEL={out / 'runs' / 'two-both-3.0-0.05-1-stage1'}"}
     start = out / "runs" / "two-plain-0.001-1"
     assert {f"--gin.MODEL={start}", f"--gin.PairsOptions.negatives_dir={start}/mined"} <= set(trained[-2])
-    assert commands.count(["de_jax", "mine_negatives", f"--negatives_dir={start}/mined", "--seed=1"]) == 1
+    assert commands.count(["de_jax", "mine", "pairs", f"--negatives_dir={start}/mined", "--seed=1"]) == 1
     assert "--gin.beir_pairs.split=half" in trained[3]
     tests = [number for number, line in enumerate(commands) if "--split=test" in line]
     assert min(tests) > max(number for number, line in enumerate(commands) if line[1] == "train")
@@ -106,9 +106,9 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     assert list(report["sets"]) == ["one", "two", "two, scored on one"]
     both = {"scores": [{"ndcg@10": 0.6}] * 2, "mean": {"ndcg@10": 0.6}, "loss": [2.0] * 2, "collapsed": [None] * 2}
     assert report["sets"]["two"]["arms"]["both"] == both
-    compared = [line for line in commands if line[0] == "tools.compare_runs"]
-    assert compared[1][1:4] == [f"--qrels={data / 'two' / 'qrels' / 'test.tsv'}", "--measure=RR@10", "--systems"]
-    assert compared[1][4] == "plain=" + ",".join(f"{out / 'runs' / f'two-plain-0.001-{seed}'}/test" for seed in (0, 1))
+    compared = [line for line in commands if line[1:3] == ["compare", "runs"]]
+    assert compared[1][3:6] == [f"--qrels={data / 'two' / 'qrels' / 'test.tsv'}", "--measure=RR@10", "--systems"]
+    assert compared[1][6] == "plain=" + ",".join(f"{out / 'runs' / f'two-plain-0.001-{seed}'}/test" for seed in (0, 1))
     done = len(commands)
     run(tmp_path)
     assert json.loads(capsys.readouterr().out) == report

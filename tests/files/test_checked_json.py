@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import pytest
 
 from de_jax.files import reading
+from de_jax.files.folders import Kind
 from de_jax.settings import (
     Maybe,
     Mismatch,
@@ -89,6 +90,17 @@ def test_a_value_of_another_kind_is_refused(tmp_path):
     for value in (None, 1, [], "text"):
         with pytest.raises(InputError, match=r"store\.json: found .*, expected an object; build it again\.$"):
             _read(tmp_path, value)
+
+
+def test_a_check_may_raise_a_sentence_of_its_own(tmp_path):
+    def refuse(value):
+        raise InputError("no encoder is called X; register it.")
+
+    (tmp_path / "store.json").write_text('{"format": "de_jax store 1"}')
+    with pytest.raises(InputError, match=r"^no encoder is called X; register it\.$"):
+        reading.read_json(tmp_path / "store.json", refuse)
+    with pytest.raises(InputError, match=r"store\.json: no encoder is called X; register it\.$"):
+        Kind("store", refuse, make="write it", file="store.json").read_manifest(tmp_path)
 
 
 def test_records_name_their_line(tmp_path):

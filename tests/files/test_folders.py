@@ -19,11 +19,11 @@ from written_folders import (
     write_vector_index,
 )
 
+from de_jax import cli
 from de_jax.data.sources import pair_store
 from de_jax.data.stores import corpus
 from de_jax.files import folders, outputs
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.tools import verify
 from de_jax.types import InputError
 
 ROOT = Path(folders.__file__).parents[2]
@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
 ):
     folder, draw = tmp_path / "folder", np.random.default_rng(0)
     write(folder, tokenizer)
-    verify.main([str(tmp_path)])
+    cli.call("verify", [str(tmp_path)])
     for name in folders.names(folder):
         before = (folder / name).read_bytes()
         bits = np.frombuffer(before, np.uint8).copy()
@@ -113,7 +113,7 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
         with pytest.raises(InputError, match=re.escape(str(folder / name) if name != "manifest.json" else str(folder))):
             open_folder(folder)
         with pytest.raises(InputError, match=f"{name} has another SHA-256 than in checksums.json; files below .* damaged: 1"):
-            verify.main([str(folder)])
+            cli.call("verify", [str(folder)])
         (folder / name).write_bytes(before)
     array = next(name for name in folders.names(folder) if name in ("tokens.npy", "pairs.npy", "embeddings.npy"))
     before = (folder / array).read_bytes()
@@ -122,12 +122,12 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
     open_folder(folder)
     capsys.readouterr()
     with pytest.raises(InputError, match=array):
-        verify.main([str(folder)])
+        cli.call("verify", [str(folder)])
     assert [array in one for one in json.loads(capsys.readouterr().out)["damaged"]] == [True]
     (folder / folders.CHECKSUMS_FILE).unlink()
     open_folder(folder)
     with pytest.raises(InputError, match=r"has a checksums\.json"):
-        verify.main([str(folder)])
+        cli.call("verify", [str(folder)])
 
 
 def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_path, tokenizer, capsys):
@@ -139,7 +139,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     (tmp_path / "checkpoints" / "3" / folders.CHECKPOINT_FILE).write_text("{}")
     (tmp_path / "manifest.json").write_text('{"name": "somebody else\'s"}')
-    verify.main([str(tmp_path)])
+    cli.call("verify", [str(tmp_path)])
     out, err = capsys.readouterr()
     unchecked = [str(tmp_path / "checkpoints" / "3"), str(tmp_path / "old")]
     assert json.loads(out) == {"folder": str(tmp_path), "num_folders": 5, "damaged": [], "unchecked": unchecked}
@@ -149,7 +149,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
         before = part.read_bytes()
         part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(InputError, match=rf"{part.name} has another SHA-256 than in manifest\.json; .*: 1,"):
-            verify.main([str(tmp_path / name)])
+            cli.call("verify", [str(tmp_path / name)])
         part.write_bytes(before)
 
 
@@ -161,12 +161,12 @@ def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):
     for name in (".store.0123abcd.tmp", "3.orbax-checkpoint-tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / folders.CHECKSUMS_FILE).write_text("{")
-    verify.main([str(tmp_path)])
+    cli.call("verify", [str(tmp_path)])
     (tmp_path / "store" / folders.CHECKSUMS_FILE).write_text("{")
     with pytest.raises(InputError, match=r"store/checksums.json, line 1: not valid JSON"):
-        verify.main([str(tmp_path)])
-    with pytest.raises(InputError, match="is not a folder"):
-        verify.main([str(tmp_path / "nowhere")])
+        cli.call("verify", [str(tmp_path)])
+    with pytest.raises(InputError, match="does not exist"):
+        cli.call("verify", [str(tmp_path / "nowhere")])
 
 
 @pytest.mark.timeout(60)

@@ -261,7 +261,7 @@ def _generator(folder: Path) -> Reader:
 
 
 def _plain(folder: Path) -> Reader:
-    """`export_model --format=safetensors`."""
+    """`export model --format=safetensors`."""
     tower = TowerConfig(T5Config(vocab_size=24, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=3)
     model = DualEncoder(tower, tower)
     arrays = safetensors.numpy.save(_by_path(random_params(model.shapes())))

@@ -221,7 +221,7 @@ def _pairs(folder: Path) -> list[Reader]:
 
 
 def _evaluations(folder: Path) -> list[Reader]:
-    """What `evaluate_*` keep: `compare_runs` and the tables read it, and so does the next call. Checksums guard every byte."""
+    """What `evaluate_*` keep: `compare runs` and the tables read it, and so does the next call. Checksums guard every byte."""
     systems = {"dense": {"ndcg@10": 0.5, "recall@10": 1}, "bm25": {"ndcg@10": 0.25, "recall@10": 0}}
     report = {"dataset": "small", "split": "test", "num_docs": 3, "num_queries": 2, "settings": {"depth": 10}, **systems}
     ranking = {"q1": {"d1": 2.0, "d2": 1.0}, "q2": {"d3": 0.5}}

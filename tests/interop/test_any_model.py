@@ -1,4 +1,4 @@
-"""One `read` for whatever a model lies in, and what `import_model` makes of it."""
+"""One `read` for whatever a model lies in, and what `import model` makes of it."""
 
 import importlib.util
 import json
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from pretrained_folders import TEXTS, our_embeddings, write_encoder, write_sentence_transformer
 
+from de_jax import cli
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text import beir
 from de_jax.interop import any_model, t5x
 from de_jax.retrieval import encode
-from de_jax.tools import import_model
 from de_jax.training.run.run_folder import load_run
 from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
@@ -30,7 +30,7 @@ def sentence_model(tmp_path_factory):
 
 
 def imported(capsys, *arguments):
-    import_model.main([str(argument) for argument in arguments])
+    cli.call("import model", [str(argument) for argument in arguments])
     return json.loads(capsys.readouterr().out)
 
 
@@ -126,7 +126,7 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_p
     write_encoder(tmp_path / "model", "bert")
     arguments = [f"--from={tmp_path / 'model'}", f"--run_dir={tmp_path / 'run'}", "--pooling=cls"]
     capsys.readouterr()
-    import_model.main(arguments)
+    cli.call("import model", arguments)
     printed = capsys.readouterr()
     report = json.loads(printed.out)
     assert report["pooling"] == {"query": "cls", "doc": "cls"}
@@ -142,7 +142,7 @@ def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     ):
         any_model.read(tmp_path)
     for source in ("/nowhere", str(tmp_path / "absent"), "my model", "a/b/c"):
-        with pytest.raises(InputError, match=f"{source} is not a folder; give a run"):
+        with pytest.raises(InputError, match=f"{source} does not exist; give a run"):
             any_model.read(source)
 
 

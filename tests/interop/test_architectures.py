@@ -1,5 +1,6 @@
 """Every kind of encoder against transformers, in and out: one row for each odd configuration, random weights, hidden vectors."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -20,7 +21,7 @@ import toy_run
 import transformers
 from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokenizer
 
-from de_jax import command, trainer
+from de_jax import cli, command
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, huggingface, peft_adapters
 from de_jax.interop.architectures import kind, rotary
@@ -484,14 +485,14 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     settings |= {"Optimization.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
     settings |= {"pretrained_tower.projection_dim": 8, "Initialization.init_new": "('shared/projection/.*',)"}
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
-    trainer.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
+    cli.call("train", [*argv, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: stop)
+        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: contextlib.nullcontext(stop))
         with pytest.raises(SystemExit):
-            command.run(lambda: trainer.main([*argv, f"--run_dir={tmp_path / 'stopped'}"]))
+            command.run(lambda: cli.call("train", [*argv, f"--run_dir={tmp_path / 'stopped'}"]))
     assert load_run(tmp_path / "stopped").step < 6
-    trainer.main([*argv, f"--run_dir={tmp_path / 'stopped'}"])
+    cli.call("train", [*argv, f"--run_dir={tmp_path / 'stopped'}"])
     whole, stopped = (load_run(tmp_path / run).params for run in ("whole", "stopped"))
     jax.tree.map(np.testing.assert_array_equal, stopped, whole)
     first = huggingface.read(tmp_path / "model").params

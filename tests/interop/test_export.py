@@ -226,7 +226,7 @@ def test_t5x_checkpoints_are_read_again_bit_for_bit(tmp_path, vocabularies):
     run = make_run(tmp_path, vocabularies, "ade_spl", temperature=0.05, prompts=("query: ", ""))
     dropped, of_prompts = export(run, tmp_path / "out", "t5x")
     assert dropped == DROPPED
-    assert of_prompts.endswith('de-jax import_model --query_prompt="query: "')
+    assert of_prompts.endswith('de-jax import model --query_prompt="query: "')
     found = t5x.read(tmp_path / "out/checkpoint_7")
     assert_same_params(found.params, {**run.params, "shared": {"projection": run.params["shared"]["projection"]}})
 

@@ -11,7 +11,7 @@ import pytest
 from pretrained_folders import WORDS, write_encoder, write_sentence_transformer
 from random_params import random_params
 
-from de_jax import trainer
+from de_jax import cli
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.interop import any_model, fine_tuning
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
         (bert, wide, (), r"has the shape \(24,\) for query/projection/bias, but this model \(25,\)"),
         (bert, both, ["shared/.*"], "Initialization.init_new pattern 'shared/.\\*' matches no parameter"),
         ({"docs": bert}, both, (), "the tower 'docs' is unknown"),
-        ("/nowhere", both, (), "/nowhere is not a folder"),
+        ("/nowhere", both, (), "/nowhere does not exist"),
     ]
     for init_from, params, new, message in refusals:
         with pytest.raises(InputError, match=message):
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
 
 def trained(run_dir, settings):
     arguments = [f"--gin.{name}={value}" for name, value in settings.items()]
-    trainer.main(["--gin_file=recipes/fine_tune.gin", *arguments, f"--run_dir={run_dir}"])
+    cli.call("train", ["--gin_file=recipes/fine_tune.gin", *arguments, f"--run_dir={run_dir}"])
 
 
 @pytest.mark.soak
@@ -235,7 +235,7 @@ def test_model_without_a_vocabulary_is_to_be_imported_first(folders, tmp_path):
         tmp_path / "model",
         ignore=shutil.ignore_patterns("tokenizer.json", "modules.json", "config_sentence*.json"),
     )
-    with pytest.raises(InputError, match="holds no vocabulary; import it with de-jax import_model --tokenizer="):
+    with pytest.raises(InputError, match="holds no vocabulary; import it with de-jax import model --tokenizer="):
         fine_tuning.pretrained_tokenizer(source=str(tmp_path / "model"))()
 
 

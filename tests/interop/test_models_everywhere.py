@@ -10,21 +10,8 @@ import toy_run
 from pretrained_folders import TEXTS, write, write_encoder, write_sentence_transformer
 
 import de_jax
-from de_jax import trainer
+from de_jax import cli
 from de_jax.models.tower import PARTS
-from de_jax.tools import (
-    analyse_embeddings,
-    encode_corpus,
-    evaluate_beir,
-    evaluate_sentences,
-    export_index,
-    export_model,
-    import_model,
-    inspect_run,
-    measure_query_latency,
-    mine_negatives,
-    search,
-)
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -43,8 +30,8 @@ def made(tmp_path_factory):
     write(peft / "adapter_config.json", config)
     maps = {f"{VALUE}.lora_A.weight": np.ones((2, 32), np.float32), f"{VALUE}.lora_B.weight": np.ones((32, 2), np.float32)}
     safetensors.numpy.save_file(maps, peft / "adapter_model.safetensors")
-    import_model.main([f"--from={sentence}", f"--run_dir={run}"])
-    export_model.main([f"--run_dir={run}", "--format=safetensors", f"--out_dir={arrays}"])
+    cli.call("import model", [f"--from={sentence}", f"--run_dir={run}"])
+    cli.call("export model", [f"--run_dir={run}", "--format=safetensors", f"--out_dir={arrays}"])
     data = toy_run.write_dataset(folder / "data")
     return dict(zip(SOURCES, (run, sentence, base, peft, arrays), strict=True)), data
 
@@ -55,21 +42,21 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
 
     def printed(tool, *flags, run_dir=f"--run_dir={model}"):
         capsys.readouterr()
-        tool.main([*([run_dir] if run_dir else []), *map(str, flags)])
+        cli.call(tool, [*([run_dir] if run_dir else []), *map(str, flags)])
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     on = f"--dataset_dir={data}"
-    assert len(printed(search, on, "--query=apple", "--k=3")["results"]) == 3
-    report = printed(evaluate_beir, on, "--split=dev", "--no_bm25")
-    assert printed(evaluate_sentences, on, "--split=dev", "--no_bm25")["dense"]["mrr"] > 0
-    assert printed(encode_corpus, on, f"--out_dir={tmp_path / 'embeddings'}")["num_docs"] == 96
-    mined = printed(mine_negatives, on, f"--negatives_dir={tmp_path / 'negatives'}", "--last_rank=20", "--num_neg_docs=2")
+    assert len(printed("search", on, "--query=apple", "--k=3")["results"]) == 3
+    report = printed("evaluate beir", on, "--split=dev", "--no_bm25")
+    assert printed("evaluate sentences", on, "--split=dev", "--no_bm25")["dense"]["mrr"] > 0
+    assert printed("encode corpus", on, f"--out_dir={tmp_path / 'embeddings'}")["num_docs"] == 96
+    mined = printed("mine pairs", on, f"--negatives_dir={tmp_path / 'negatives'}", "--last_rank=20", "--num_neg_docs=2")
     assert mined["num_pairs"] == 80
-    assert printed(export_index, on, "--to=parquet", f"--out={tmp_path / 'x.parquet'}")["num_rows"] == 96
-    assert printed(inspect_run, f"--out_dir={tmp_path / 'shown'}")["num_parameters"]["total"] > 0
-    printed(analyse_embeddings, on, "--split=dev", f"--out_dir={tmp_path / 'analysis'}", "--depth=10")
-    printed(measure_query_latency, f"--runs=a={model}", on, "--split=dev", "--batch_sizes=1", "--num_calls=2", run_dir="")
-    exported = printed(export_model, "--format=sentence_transformers", f"--out_dir={tmp_path / 'exported'}")
+    assert printed("export index", on, "--to=parquet", f"--out={tmp_path / 'x.parquet'}")["num_rows"] == 96
+    assert printed("analyse run", f"--out_dir={tmp_path / 'shown'}")["num_parameters"]["total"] > 0
+    printed("analyse embeddings", on, "--split=dev", f"--out_dir={tmp_path / 'analysis'}", "--depth=10")
+    printed("compare latency", f"--runs=a={model}", on, "--split=dev", "--batch_sizes=1", "--num_calls=2", run_dir="")
+    exported = printed("export model", "--format=sentence_transformers", f"--out_dir={tmp_path / 'exported'}")
     assert "ndcg_at_10" in (tmp_path / "exported" / "README.md").read_text()
     assert exported["step"] == 0
     ours, again = de_jax.load(model), de_jax.load(tmp_path / "exported")
@@ -85,13 +72,13 @@ def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
     settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     settings |= {"linear.warmup_steps": 0}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
-    trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
+    cli.call("train", ["--gin_file=recipes/fine_tune.gin", *argv])
     assert load_run(tmp_path / "run").step == 2
 
 
 def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
     with pytest.raises(InputError, match="--negatives_dir is missing"):
-        mine_negatives.main([f"--run_dir={made[0]['hugging face']}", f"--dataset_dir={made[1]}"])
+        cli.call("mine pairs", [f"--run_dir={made[0]['hugging face']}", f"--dataset_dir={made[1]}"])
 
 
 SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder', 'encoder', 'projection')"}
@@ -102,7 +89,7 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     data = made[1]
     lengths = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30}
     argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared], **lengths)
-    trainer.main(argv)
+    cli.call("train", argv)
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f"apple {i},river {i} and {i}\n" for i in range(64)))
     settings = {
         "MODEL": tmp_path / "first",
@@ -112,13 +99,15 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     }
     settings |= {"PairsOptions.batch_size": 8, "linear.warmup_steps": 0, "HardNegatives.mine_every_steps": 1}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'second'}"]
-    trainer.main(["--gin_file=recipes/table_mined.gin", *argv])
+    cli.call("train", ["--gin_file=recipes/table_mined.gin", *argv])
     first, second = load_run(tmp_path / "first"), load_run(tmp_path / "second")
     assert second.model.shared == first.model.shared
     assert (second.query.max_length, second.doc.max_length) == (first.query.max_length, first.doc.max_length) == (12, 30)
     capsys.readouterr()
-    search.main([f"--run_dir={tmp_path / 'second'}", f"--dataset_dir={data}", "--query=apple", "--k=2"])
-    export_model.main([f"--run_dir={tmp_path / 'second'}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'out'}"])
+    cli.call("search", [f"--run_dir={tmp_path / 'second'}", f"--dataset_dir={data}", "--query=apple", "--k=2"])
+    cli.call(
+        "export model", [f"--run_dir={tmp_path / 'second'}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'out'}"]
+    )
     again, ours = de_jax.load(tmp_path / "out"), de_jax.load(tmp_path / "second")
     np.testing.assert_allclose(again.encode_query(TEXTS), ours.encode_query(TEXTS), atol=1e-5)
     np.testing.assert_allclose(again.encode_document(TEXTS), ours.encode_document(TEXTS), atol=1e-5)
@@ -133,12 +122,12 @@ def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
     settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     settings |= {"linear.warmup_steps": 0}
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'first'}"]
-    trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
-    import_model.main([f"--from={tmp_path / 'first'}", f"--run_dir={tmp_path / 'second'}"])
+    cli.call("train", ["--gin_file=recipes/fine_tune.gin", *argv])
+    cli.call("import model", [f"--from={tmp_path / 'first'}", f"--run_dir={tmp_path / 'second'}"])
     expected = safetensors.numpy.load_file(source / "model.safetensors")
     for run in (source, made[0]["run"], tmp_path / "first", tmp_path / "second"):
         out = tmp_path / f"exported_{run.name}"
-        export_model.main([f"--run_dir={run}", "--format=sentence_transformers", f"--out_dir={out}"])
+        cli.call("export model", [f"--run_dir={run}", "--format=sentence_transformers", f"--out_dir={out}"])
         found = safetensors.numpy.load_file(out / "model.safetensors")
         assert found.keys() == expected.keys()
         for name in ("pooler.dense.weight", "pooler.dense.bias"):
@@ -152,10 +141,10 @@ def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_re
     settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
     argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
     argv += ["--gin_file=recipes/fine_tune.gin", "--gin.linear.warmup_steps=0"]
-    trainer.main([*argv, "--gin.Optimization.num_steps=1"])
+    cli.call("train", [*argv, "--gin.Optimization.num_steps=1"])
     began_with = load_run(tmp_path / "run").query.tokenizer.fingerprint
     vocabulary = json.loads((source / "tokenizer.json").read_text())
     write(source / "tokenizer.json", {**vocabulary, "normalizer": {"type": "NFC"}})
-    trainer.main([*argv, "--gin.Optimization.num_steps=2"])
+    cli.call("train", [*argv, "--gin.Optimization.num_steps=2"])
     found = load_run(tmp_path / "run")
     assert (found.step, found.query.tokenizer.fingerprint) == (2, began_with)

@@ -81,7 +81,7 @@ def test_files_of_other_libraries_beside_adapters_are_not_skipped(folder):
         ({}, {"module": "encoder.decoder"}, r"encoder.decoder.lora_A.weight has no place in the encoder of"),
         ({}, {"lora_B": np.full((32, 2), np.nan)}, "not finite"),
         ({}, {"lora_B": np.ones((40, 2))}, "does not fit the base"),
-        ({"base_model_name_or_path": "/nowhere"}, {}, "/nowhere is not a folder"),
+        ({"base_model_name_or_path": "/nowhere"}, {}, "/nowhere does not exist"),
         ({"base_model_name_or_path": "itself"}, {}, "which holds no config.json of transformers"),
     ],
 )

@@ -46,7 +46,7 @@ def test_low_precision_becomes_float32():
         ({"norm_weight": None}, "model lacks 1 arrays that the model needs: norm.weight"),
         (
             {"head_bias": np.ones(2)},
-            "no place for: head.bias; if they are not wanted, name them with de-jax import_model --ignored",
+            "no place for: head.bias; if they are not wanted, name them with de-jax import model --ignored",
         ),
         ({"norm_weight": np.ones(3, np.float32)}, r"norm.weight gives \(3,\) in the place of \(2,\)"),
         ({"norm_weight": np.ones(2, np.int64)}, "norm.weight holds int64 values"),

@@ -221,7 +221,7 @@ def test_rows_of_equal_weight_give_the_softmax_and_rows_without_a_score_count_fo
 def test_batches_that_teach_nothing_are_refused(name, make_embeddings):
     e, loss = make_embeddings(6), LOSSES[name]
     for changed, sentence in (
-        ({"scores": None}, f"{name} needs a teacher's scores, but batches come without; make some with de-jax score_pairs"),
+        ({"scores": None}, f"{name} needs a teacher's scores, but batches come without; make some with de-jax score pairs"),
         ({"neg_docs": None}, f"{name} compares a document with negatives mined for its query, but batches come without"),
         ({"scores": e.scores[:, :1]}, f"{name} needs the teacher's scores of all 3 negatives of a row, but it has scored 0"),
     ):

@@ -11,11 +11,10 @@ import pytest
 import tiny_run
 
 import de_jax
-from de_jax import recipe_file
+from de_jax import cli, recipe_file
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
-from de_jax.tools import import_model
 from de_jax.training.run import run_settings
 from de_jax.training.run.run_folder import load_run, write_run
 from de_jax.types import InputError
@@ -143,7 +142,7 @@ def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_thi
     report = json.loads(next((run_dir / "evaluations").glob("*/result.json")).read_text())
     low, high = report["intervals"]["dense"]["ndcg@10"]
     assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text
-    assert f"de-jax export_model --run_dir=runs/{run_dir.name} --step=7 --format=safetensors --out_dir=sde" in card.text
+    assert f"de-jax export model --run_dir=runs/{run_dir.name} --step=7 --format=safetensors --out_dir=sde" in card.text
     assert f"de-jax train --recipe=recipe.json --run_dir=runs/{run_dir.name}  # the recipe above" in card.text
     assert '"tokenizer": "spiece.model"' in card.text
     assert "/home/" not in card.text
@@ -180,8 +179,8 @@ def test_the_code_of_a_card_reads_the_export_again_with_both_towers(run_dir, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "sde"))
     monkeypatch.delitem(sys.modules, "encoder", raising=False)
-    for code in re.findall(r"```bash\nde-jax import_model (.*?)\n```", text):
-        import_model.main(shlex.split(code))
+    for code in re.findall(r"```bash\nde-jax import model (.*?)\n```", text):
+        cli.call("import model", shlex.split(code))
     codes = re.findall(r"```python\n(.*?)\n```", text, re.S)
     for code in codes:
         model = de_jax.load(run_dir, step=7, dtype="auto" if "de_jax" in code else "float32")

@@ -8,7 +8,7 @@ import pytest
 import toy_run
 from two_processes import TwoProcesses, assert_close
 
-from de_jax import configurables, trainer
+from de_jax import cli, configurables, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.vocabulary_training import train_wordpiece
@@ -85,7 +85,7 @@ def test_two_processes_start_from_a_language_model(texts, tmp_path):
     settings["Optimization.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     assert TwoProcesses([*argv, f"--run_dir={tmp_path / 'two'}"]).finish()[0] == [0, 0]
-    trainer.main([*argv, f"--run_dir={tmp_path / 'one'}"])
+    cli.call("train", [*argv, f"--run_dir={tmp_path / 'one'}"])
     assert_close(tmp_path / "two", tmp_path / "one")
 
 

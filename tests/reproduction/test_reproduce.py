@@ -1,7 +1,6 @@
 """A paper of one table over the tiny data set: filled cell by cell, continued where it stopped, and refused in clear sentences."""
 
 import contextlib
-import importlib
 import io
 import json
 import shutil
@@ -22,10 +21,10 @@ PAPER = """
 title: A toy paper
 evaluations:
   test:
-    command: evaluate_beir --dataset_dir={toy} --measures nDCG@3 RR@10 --no_bm25
+    command: evaluate beir --dataset_dir={toy} --measures nDCG@3 RR@10 --no_bm25
     data: [toy]
     per_query: "{toy}/qrels/test.tsv"
-  ranks: {command: "evaluate_sentences --dataset_dir={toy} --no_bm25", data: [toy], per_query: ranks}
+  ranks: {command: "evaluate sentences --dataset_dir={toy} --no_bm25", data: [toy], per_query: ranks}
 columns:
   nDCG: {training: toy, evaluation: test, measure: nDCG@3}
   MRR: {training: toy, evaluation: ranks, measure: RR}
@@ -85,7 +84,7 @@ class Commands:
     def __call__(self, arguments):
         if len(self.lines) == self.fails_at:
             raise InputError("the disk is full.")
-        verb, *flags = arguments
+        verb, flags = cli.split(arguments)
         self.lines.append(list(arguments))
         if verb == "train":
             run_dir = next(flag.partition("=")[2] for flag in flags if flag.startswith("--run_dir="))
@@ -94,7 +93,7 @@ class Commands:
                 shutil.rmtree(f"{run_dir}/checkpoints/7")
             return {"step": 7, "stopped": None}
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            importlib.import_module(cli.VERBS[verb][0]).main(flags)
+            cli.call(verb, flags)
         return json.loads(out.getvalue())
 
 
@@ -155,7 +154,7 @@ def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(pa
     run.fails_at = None
     report, err = reproduced()
     assert (report["num_cells"], report["num_filled"], report["missing"]) == (13, 6, [])
-    assert [line[0] for line in run.lines] == ["train", "evaluate_beir", "evaluate_sentences"] * 2
+    assert [cli.split(line)[0] for line in run.lines] == ["train", "evaluate beir", "evaluate sentences"] * 2
     assert run.lines[0][1:] == [
         "--gin_file=recipes/paper/samtone/base_sde.gin", f"--gin.beir_pairs.dataset_dir={data / 'toy'}",
         "--gin.Initialization.seed=0", "--gin.PairsOptions.seed=0", f"--gin.MODEL={data / 'models' / 'google' / 't5-v1_1-base'}",

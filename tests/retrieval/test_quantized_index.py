@@ -48,10 +48,10 @@ def test_int8_is_searched_by_the_middles_of_its_steps():
     codes = quantize(docs, "int8")
     scores = queries.astype(np.float64) @ (starts + (codes.astype(np.float64) + 128.5) * steps).T
     assert np.abs(scores - queries @ docs.T).max() < 0.02  # half a step a dimension at most
-    found = VectorIndex.build(docs, precision="int8", keep_embeddings=False).search(queries, 10)
+    found = VectorIndex.build(docs, precision="int8", keep_embeddings=False).search(queries, 10, arrays=True)
     np.testing.assert_array_equal(found.doc_rows, best(scores, 10))
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :10], atol=1e-5)
-    by_codes = VectorIndex.build(codes, precision="int8", ranges=ranges_of(docs)).search(queries, 10)
+    by_codes = VectorIndex.build(codes, precision="int8", ranges=ranges_of(docs)).search(queries, 10, arrays=True)
     np.testing.assert_array_equal(by_codes.doc_rows, found.doc_rows)
 
 
@@ -67,7 +67,7 @@ def test_binary_candidates_are_those_of_faiss_and_scored_again_by_signs(dim, mon
     found = inner.search(index._index._probes(queries), 300)
     np.testing.assert_array_equal((dim - found.scores) / 2, distances)
     monkeypatch.setattr(quantization, "CANDIDATES", 300)
-    np.testing.assert_array_equal(index.search(queries, 5).doc_rows, best(queries @ signs(codes, dim).T, 5))
+    np.testing.assert_array_equal(index.search(queries, 5, arrays=True).doc_rows, best(queries @ signs(codes, dim).T, 5))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS[1:])
@@ -75,23 +75,23 @@ def test_kept_embeddings_score_again_what_the_codes_find(precision, monkeypatch)
     docs, queries = vectors(300), vectors(9, seed=1)
     ids = [f"d{row}" for row in range(300)]
     index = VectorIndex.build(docs, ids, precision=precision)
-    found, exact = index.search(queries, 10), ExactIndex(docs, ids).search(queries, 10)
+    found, exact = index.search(queries, 10, arrays=True), ExactIndex(docs, ids).search(queries, 10)
     scores = np.take_along_axis(queries @ docs.T, found.doc_rows, axis=1)
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
     share = np.mean([len({*ours} & {*theirs}) for ours, theirs in zip(found.doc_rows, exact.doc_rows, strict=True)]) / 10
     assert share > {"int8": 0.99, "binary": 0.6}[precision]
     monkeypatch.setattr(quantization, "CANDIDATES", 30)  # all
-    np.testing.assert_array_equal(index.search(queries, 10).doc_rows, exact.doc_rows)
+    np.testing.assert_array_equal(index.search(queries, 10, arrays=True).doc_rows, exact.doc_rows)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_equal_documents_stand_by_id_downwards_and_few_documents_fill_up(precision):
+def test_equal_documents_stand_by_id_downwards_and_few_documents_are_all(precision):
     docs = np.repeat(vectors(2), 3, axis=0)
     index = VectorIndex.build(docs, ["b", "a", "c", "e", "d", "f"], precision=precision)
-    found = index.search(docs[0], k=8)
-    assert found.doc_rows.tolist() == [[2, 0, 1, 5, 3, 4, -1, -1]]
-    assert np.isneginf(found.scores[0, 6:]).all()
-    assert index.search(docs[:0], k=3).doc_rows.shape == (0, 3)
+    found = index.search(docs[0], k=8, arrays=True)
+    assert found.doc_rows.tolist() == [[2, 0, 1, 5, 3, 4]]
+    assert [hit.id for hit in index.search(docs[0], k=8)] == ["c", "b", "a", "f", "e", "d"]
+    assert index.search(docs[:0], k=3, arrays=True).doc_rows.shape == (0, 3)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -101,7 +101,7 @@ def test_passages_rank_their_documents(precision):
     index = VectorIndex.build(docs, precision=precision, doc_rows=doc_rows)
     scores = queries @ docs.T
     expected = np.stack([[row[doc_rows == doc].max() for doc in range(20)] for row in scores])
-    found = index.search(queries, 20)
+    found = index.search(queries, 20, arrays=True)
     np.testing.assert_array_equal(found.doc_rows, best(expected, 20))
     assert len(index.ids) == 20
 
@@ -117,7 +117,7 @@ def test_saved_index_finds_the_same(precision, keep, tmp_path):
     index.save(tmp_path / "index")  # replaces itself
     again = VectorIndex.load(tmp_path / "index")
     assert (again.ids, again.precision, again.dim) == (ids, precision, 13)
-    for ours, theirs in zip(again.search(queries, 7), index.search(queries, 7), strict=True):
+    for ours, theirs in zip(again.search(queries, 7, arrays=True), index.search(queries, 7, arrays=True), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     has_both = keep and precision != "float32"
     assert (tmp_path / "index" / "embeddings.npy").exists() == has_both
@@ -129,9 +129,9 @@ def test_other_floats_are_indexed_and_saved_as_float32(kind, precision, tmp_path
     given = vectors(40).tolist() if kind is list else vectors(40).astype(kind)
     index = VectorIndex.build(given, precision=precision)
     index.save(tmp_path / "index")
-    expected = VectorIndex.build(np.asarray(given, np.float32), precision=precision).search(vectors(4, seed=1), 7)
+    expected = VectorIndex.build(np.asarray(given, np.float32), precision=precision).search(vectors(4, seed=1), 7, arrays=True)
     for one in (index, VectorIndex.load(tmp_path / "index")):
-        for found, wanted in zip(one.search(vectors(4, seed=1), 7), expected, strict=True):
+        for found, wanted in zip(one.search(vectors(4, seed=1), 7, arrays=True), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
@@ -207,9 +207,8 @@ def test_queries_that_do_not_fit_are_refused(precision, queries, k, sentence):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.usefixtures("as_users_have_it")
-def test_depths_of_numpy_are_depths_and_fewer_documents_fill_up(precision):
+def test_depths_of_numpy_are_depths_and_fewer_documents_are_all(precision):
     index = VectorIndex.build(vectors(5, 4), precision=precision)
-    found, deeper = index.search(vectors(2, 4), 3), index.search(vectors(2, 4), np.int64(7))
+    found, deeper = index.search(vectors(2, 4), 3, arrays=True), index.search(vectors(2, 4), np.int64(7), arrays=True)
     np.testing.assert_array_equal(deeper.doc_rows[:, :3], found.doc_rows)
-    assert (deeper.doc_rows[:, 5:] == -1).all()
-    assert np.isneginf(deeper.scores[:, 5:]).all()
+    assert deeper.doc_rows.shape == deeper.scores.shape == (2, 5)

@@ -1,9 +1,11 @@
-"""A tiny run and data set, and what a tool prints."""
+"""A tiny run and data set, and what a command prints."""
 
 import json
 
 import pytest
 import tiny_run
+
+from de_jax import cli
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +27,14 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def printed(capsys):
-    """Runs a tool and gives the one JSON object it printed; a list is the values of one flag."""
+    """Runs a command and gives the one JSON object it printed; a list is the values of one flag."""
 
-    def run(tool, **flags):
-        argv = []
+    def run(verb, *argv, **flags):
+        argv = [*argv]
         for name, value in flags.items():
             values = value if isinstance(value, list | tuple) else [] if value is True else [value]
             argv += [f"--{name}", *map(str, values)]
-        tool.main(argv)
+        cli.call(verb, argv)
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 1
         return json.loads(lines[0])

@@ -3,9 +3,8 @@ import json
 import pytest
 from tiny_run import DOCS, QUERIES
 
-from de_jax import arguments
+from de_jax import arguments, cli
 from de_jax.data.text import beir
-from de_jax.tools import analyse_embeddings
 from de_jax.types import InputError
 
 
@@ -23,13 +22,13 @@ def judged_dir(tmp_path_factory):
 
 @pytest.mark.soak
 def test_a_report_of_all_documents_and_one_of_a_sample(trained, judged_dir, tmp_path, printed):
-    whole = printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir)
+    whole = printed("analyse embeddings", run_dir=trained, dataset_dir=judged_dir)
     out_dir = trained / "analysis/tiny-test-7"
     assert whole["report"] == str(out_dir / "report.html")
     assert whole["num_docs"] == 10
     kept = json.loads((out_dir / "analysis.json").read_text())
     assert kept == {name: value for name, value in whole.items() if name != "report"}
-    sample = printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir, max_docs=6, out_dir=tmp_path / "sample")
+    sample = printed("analyse embeddings", run_dir=trained, dataset_dir=judged_dir, max_docs=6, out_dir=tmp_path / "sample")
     assert sample["num_docs"] == 6
     assert sample["num_judged_docs"] == 3
     assert "a sample of 6" in (tmp_path / "sample/report.html").read_text()
@@ -39,12 +38,12 @@ def test_a_report_of_all_documents_and_one_of_a_sample(trained, judged_dir, tmp_
 def test_splits_and_samples_that_are_too_small_are_refused(trained, judged_dir, tmp_path):
     flags = ["--run_dir", str(trained), "--dataset_dir", str(judged_dir), "--out_dir", str(tmp_path / "out")]
     with pytest.raises(InputError, match="1 queries have a relevant document"):
-        analyse_embeddings.main([*flags, "--split", "few"])
+        cli.call("analyse embeddings", [*flags, "--split", "few"])
     with pytest.raises(InputError, match="more than max_docs = 2"):
-        analyse_embeddings.main([*flags, "--max_docs", "2"])
+        cli.call("analyse embeddings", [*flags, "--max_docs", "2"])
     for sample in ([], ["--max_docs", "5"]):
         with pytest.raises(InputError, match="d77"):
-            analyse_embeddings.main([*flags, "--split", "gone", *sample])
+            cli.call("analyse embeddings", [*flags, "--split", "gone", *sample])
     assert not (tmp_path / "out").exists()
 
 
@@ -52,9 +51,9 @@ def test_only_a_former_analysis_is_replaced(trained, judged_dir, tmp_path, print
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with monkeypatch.context() as patch:
-        patch.setattr(arguments, "model", None)  # refused before a model loads
+        patch.setattr(arguments, "open_model", None)  # refused before a model loads
         for out_dir in (tmp_path / "mine", trained, trained.parent):
             before = sorted(out_dir.rglob("*"))
             with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):
-                printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir, out_dir=out_dir)
+                printed("analyse embeddings", run_dir=trained, dataset_dir=judged_dir, out_dir=out_dir)
             assert sorted(out_dir.rglob("*")) == before

@@ -13,7 +13,6 @@ from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
 from de_jax.evaluation import negative_analysis
 from de_jax.retrieval import encode
-from de_jax.tools import analyse_negatives
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -51,7 +50,7 @@ def mined_dirs(tmp_path_factory, trained, dataset_dir):
 @pytest.mark.soak
 def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained, dataset_dir, mined_dirs, tmp_path):
     report = printed(
-        analyse_negatives,
+        "analyse negatives",
         run_dir=trained,
         steps=[7, 3],
         dataset_dir=dataset_dir,
@@ -92,7 +91,7 @@ def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained
 )
 def test_what_cannot_be_analysed_is_refused_and_nothing_is_written(printed, trained, dataset_dir, tmp_path, flags, sentence):
     with pytest.raises(InputError, match=sentence):
-        printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "out", **flags)
+        printed("analyse negatives", run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "out", **flags)
     assert not (tmp_path / "out").exists()
 
 
@@ -110,7 +109,7 @@ def test_a_checkpoint_that_the_trainer_removes_meanwhile_is_passed_over_for_the_
 
     monkeypatch.setattr(negative_analysis, "sample", removed_meanwhile)
     options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "temperature": 0.1, "num_pairs": 1}
-    report = printed(analyse_negatives, **options, out_dir=tmp_path / "out")
+    report = printed("analyse negatives", **options, out_dir=tmp_path / "out")
     assert [one["step"] for one in report["checkpoints"]] == [7]
 
 
@@ -118,9 +117,9 @@ def test_only_a_former_analysis_is_replaced(trained, dataset_dir, tmp_path, prin
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with monkeypatch.context() as patch:
-        patch.setattr(analyse_negatives, "load_run", None)  # refused before a model loads
+        patch.setattr("de_jax.tools.analyse.load_run", None)  # refused before a model loads
         for out_dir in (tmp_path / "mine", trained, trained.parent):
             before = sorted(out_dir.rglob("*"))
             with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):
-                printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
+                printed("analyse negatives", run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
             assert sorted(out_dir.rglob("*")) == before

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from de_jax import cli
 from de_jax.data.text import pydocs
-from de_jax.tools import build_pydocs
 from de_jax.types import InputError
 
 
@@ -17,10 +17,10 @@ def few_sources(monkeypatch):
 
 def test_the_command_prints_counts_and_a_second_run_prints_them_again(tmp_path, few_sources, capsys):
     arguments = [f"--out_dir={tmp_path / 'set'}", "--max_docs=120", "--num_processes=1", "--no_packages"]
-    build_pydocs.main(arguments)
+    cli.call("import pydocs", arguments)
     first = json.loads(capsys.readouterr().out)
     modified = (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns
-    build_pydocs.main(arguments)
+    cli.call("import pydocs", arguments)
     assert json.loads(capsys.readouterr().out) == first
     assert (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns == modified
     assert (first["docs"], first["packages"]) == (120, 0)
@@ -29,4 +29,4 @@ def test_the_command_prints_counts_and_a_second_run_prints_them_again(tmp_path, 
 
 def test_impossible_numbers_are_refused(tmp_path):
     with pytest.raises(InputError, match="--max_docs is 0; it must be at least 1"):
-        build_pydocs.main([f"--out_dir={tmp_path}", "--max_docs=0"])
+        cli.call("import pydocs", [f"--out_dir={tmp_path}", "--max_docs=0"])

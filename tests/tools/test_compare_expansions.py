@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny_run
 
-from de_jax.tools import compare_expansions, daft, evaluate_beir, inspect_run
+from de_jax import cli
 from de_jax.types import InputError
 
 
@@ -24,8 +24,9 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
     monkeypatch.setenv("DE_JAX_CACHE", str(folder / "cache"))
     run, shared = folder / "run", [f"--dataset_dir={folder / 'data'}"]
     expanded = [*shared, f"--expansion={folder / 'expansion.jsonl'}"]
-    compare_expansions.main(
-        ["--runs", f"a={run}", f"b={run},{run}", *expanded, "--num_generated", "1", "2", f"--out_dir={folder / 'out'}"]
+    cli.call(
+        "compare expansions",
+        ["--runs", f"a={run}", f"b={run},{run}", *expanded, "--num_generated", "1", "2", f"--out_dir={folder / 'out'}"],
     )
     printed = capsys.readouterr()
     report = json.loads(printed.out)
@@ -44,7 +45,7 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
     for line in (report["lines"][1], report["lines"][4]):
         for number, score in line["scores"].items():
             options = [*expanded, f"--num_generated={number}", "--expand_as=typical"] if int(number) else shared
-            evaluate_beir.main([f"--run_dir={run}", "--measures", "nDCG@10", *options])
+            cli.call("evaluate beir", [f"--run_dir={run}", "--measures", "nDCG@10", *options])
             found = json.loads(capsys.readouterr().out)
             assert score == found["bm25" if line["system"] == "bm25" else "dense"]["ndcg@10"]
     assert "typical" in printed.err
@@ -53,20 +54,30 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
 
 
 def test_what_is_no_form_is_refused_before_anything_is_encoded(folder):
-    with pytest.raises(InputError, match="cannot be expanded as 'mean'"):
-        compare_expansions.main(
-            ["--runs", "a=/nowhere", f"--dataset_dir={folder / 'data'}", "--expansion=x", "--forms", "mean", "--num_generated", "1"]
+    with pytest.raises(InputError, match=r"^--forms is mean; it must be views, typical, typical_as_is or document"):
+        cli.call(
+            "compare expansions",
+            [
+                "--runs",
+                "a=/nowhere",
+                f"--dataset_dir={folder / 'data'}",
+                "--expansion=x",
+                "--forms",
+                "mean",
+                "--num_generated",
+                "1",
+            ],
         )
 
 
-@pytest.mark.parametrize("verb", [compare_expansions, daft, inspect_run])
+@pytest.mark.parametrize("verb", ["compare expansions", "train daft", "analyse run"])
 def test_reports_leave_a_folder_of_somebody_else_alone(folder, tmp_path, verb):
     (tmp_path / "report.json").write_text("precious")
     flags = {
-        compare_expansions: ["--runs", "a=/nowhere", "--expansion=x", f"--dataset_dir={folder / 'data'}"],
-        daft: ["--model=/nowhere", "--query_layers=0", f"--dataset_dir={folder / 'data'}", "--test_split=test"],
-        inspect_run: [f"--run_dir={folder / 'run'}"],
+        "compare expansions": ["--runs", "a=/nowhere", "--expansion=x", f"--dataset_dir={folder / 'data'}"],
+        "train daft": ["--model=/nowhere", "--query_layers=0", f"--dataset_dir={folder / 'data'}", "--test_split=test"],
+        "analyse run": [f"--run_dir={folder / 'run'}"],
     }
     with pytest.raises(InputError, match=r"holds (report\.json|something else).*; choose a folder that is absent or empty"):
-        verb.main([*flags[verb], f"--out_dir={tmp_path}"])
+        cli.call(verb, [*flags[verb], f"--out_dir={tmp_path}"])
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]

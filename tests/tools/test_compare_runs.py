@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from de_jax import cli
 from de_jax.evaluation import metrics
-from de_jax.tools import compare_runs
 from de_jax.types import InputError
 
 QUERIES = [f"q{number}" for number in range(40)]
@@ -34,7 +34,7 @@ def per_query(files, name, measure="nDCG@10"):
 def test_systems_are_tested_against_the_first(files, printed):
     seeds = ",".join(str(files / f"seed{seed}.trec") for seed in range(3))
     systems = [f"base={files / 'base.trec'}", f"good={files / 'good.trec'}", f"trained={seeds}"]
-    report = printed(compare_runs, qrels=files / "qrels.tsv", systems=systems, out_png=files / "gains.png")
+    report = printed("compare runs", qrels=files / "qrels.tsv", systems=systems, out_png=files / "gains.png")
     assert (report["measure"], report["num_queries"], report["baseline"]) == ("ndcg@10", 40, "base")
     base, good = per_query(files, "base"), per_query(files, "good")
     trained = np.stack([per_query(files, f"seed{seed}") for seed in range(3)])
@@ -59,7 +59,7 @@ def test_a_kept_evaluation_stands_for_its_dense_run(files, printed):
     (files / "kept").mkdir()
     (files / "good.trec").rename(files / "kept" / "dense.trec")
     systems = [f"base={files / 'base.trec'}", f"good={files / 'kept'}"]
-    report = printed(compare_runs, qrels=files / "qrels.tsv", systems=systems, measure="RR@10", k=3)
+    report = printed("compare runs", qrels=files / "qrels.tsv", systems=systems, measure="RR@10", k=3)
     assert report["systems"]["good"]["wins"] > report["systems"]["good"]["losses"]
     assert report["measure"] == "mrr@10"
     assert "overlap@3" in report["systems"]["good"]
@@ -67,7 +67,7 @@ def test_a_kept_evaluation_stands_for_its_dense_run(files, printed):
 
 def test_the_table_has_a_row_a_system(files, capsys):
     systems = [f"base={files / 'base.trec'}", f"good={files / 'good.trec'}"]
-    compare_runs.main([f"--qrels={files / 'qrels.tsv'}", "--systems", *systems])
+    cli.call("compare runs", [f"--qrels={files / 'qrels.tsv'}", "--systems", *systems])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines] == ["ndcg@10", "base", "good"]
 
@@ -77,7 +77,7 @@ def test_bad_input_is_refused(files):
 
     def fault(*systems, qrels=files / "qrels.tsv", more=()):
         with pytest.raises(InputError) as error:
-            compare_runs.main([f"--qrels={qrels}", "--systems", *systems, *more])
+            cli.call("compare runs", [f"--qrels={qrels}", "--systems", *systems, *more])
         return str(error.value)
 
     def file(name, text):
@@ -85,8 +85,8 @@ def test_bad_input_is_refused(files):
         return files / name
 
     assert "--systems has one system" in fault(base)
-    assert "--systems has 'good.trec'; give each system once" in fault(base, "good.trec")
-    assert "give each system once" in fault(base, base)
+    assert "--systems has 'good.trec'; give each name once" in fault(base, "good.trec")
+    assert "give each name once" in fault(base, base)
     assert "absent.trec does not exist" in fault(base, f"x={files / 'absent.trec'}")
     assert "broken.trec, line 1: 3 columns" in fault(base, f"x={file('broken.trec', 'q0 Q0 d0')}")
     assert "empty.trec holds no result" in fault(base, f"x={file('empty.trec', '')}")

@@ -12,13 +12,13 @@ import pytest
 from tiny_run import DOCS, QUERIES
 
 import de_jax
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page, markup
 from de_jax.demo.side_by_side import Column, Hit, Mark, SideBySide, doc_saliency, open_corpus, strongest
 from de_jax.evaluation import fusion
 from de_jax.evaluation import task as task_
 from de_jax.evaluation.saliency import token_saliency
-from de_jax.tools import demo
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -204,23 +204,23 @@ def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monke
     flags = [f"--run_dir={tmp_path}", f"--dataset_dir={dataset_dir}"]
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(InputError, match=r"needs Gradio.*; pip install 'de_jax\[demo\]'\.$"):
-        demo.main(flags)
+        cli.call("demo", flags)
     monkeypatch.setitem(sys.modules, "gradio", sys)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
             InputError, match=rf"^port {port} of 127\.0\.0\.1 is taken; end the program that uses it, or give another"
         ):
-            demo.main([*flags, f"--port={port}"])
+            cli.call("demo", [*flags, f"--port={port}"])
     for wrong, message in {
         "--host=192.0.2.7": r"^--host is 192\.0\.2\.7, which is not an address of this machine",
         "--port=65536": "^--port is 65536; it must be",
-        "--compare_step=3": "^--compare_step is for --compare",
+        "--compare_step=3": "^--compare_step changes nothing without --compare",
     }.items():
         with pytest.raises(InputError, match=message):
-            demo.main([*flags, wrong])
+            cli.call("demo", [*flags, wrong])
     with pytest.raises(InputError, match="holds no corpus"):
-        demo.main([flags[0], f"--dataset_dir={tmp_path}"])
+        cli.call("demo", [flags[0], f"--dataset_dir={tmp_path}"])
 
 
 def test_the_same_model_twice_is_refused_and_two_steps_of_a_run_are_not(dataset_dir, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy_run
 
-from de_jax import gin_configs
+from de_jax import cli, gin_configs
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
 from de_jax.doc2query.doc_query_pairs import held_out_pairs
@@ -42,13 +42,13 @@ def train(dataset_dir, run_dir, **changes):
         "max_query_length": 8, "max_doc_length": 32, "length_multiple": 32, "learning_rate": 0.01, "dtype": "float32",
         "optimizer": "adamw", "log_every_steps": 2, "save_every_steps": 2, **changes,
     }  # fmt: skip
-    doc2query.main(["train", *(f"--{name}={value}" for name, value in settings.items())])
+    cli.call("doc2query train", [*(f"--{name}={value}" for name, value in settings.items())])
 
 
 def generate(dataset_dir, model, out_dir, **changes):
     settings = {"dataset_dir": dataset_dir, "model": model, "out_dir": out_dir, "num_queries": 3, "max_length": 8,
                 "docs_per_batch": 2, "docs_per_part": 40, **changes}  # fmt: skip
-    doc2query.main(["generate", *(f"--{name}={value}" for name, value in settings.items())])
+    cli.call("doc2query generate", [*(f"--{name}={value}" for name, value in settings.items())])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(d
     parts = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=12, **sizes)
     assert [int((batch.query_id >= 0).sum()) for batch in parts.batches] == [12, 4]
     assert mean_loss(best.model, parts.batches, make_mesh(1), best.params) == pytest.approx(losses[best.step], rel=1e-5)
-    with pytest.raises(InputError, match="--size is of a model with random parameters; leave it or --init_from out"):
+    with pytest.raises(InputError, match="--size changes nothing beside --init_from"):
         train(dataset_dir, tmp_path / "other", size="small", init_from=tmp_path / "run")
     for flag in ("early_stopping_patience", "dev_max_pairs", "evaluate_every_steps"):
         with pytest.raises(InputError, match=f"--{flag} is about the loss on held-out pairs; name their split with --dev_split"):
@@ -236,7 +236,7 @@ def test_released_predictions_become_an_expansion(dataset_dir, tmp_path):
             path.write_text("".join(f"query {sample} of {doc_id}\n" for doc_id in own))
     predictions = [str(path) for path in tmp_path.glob("predicted_*")]
     arguments = ["--dataset_dir", str(dataset_dir), "--out_dir", str(tmp_path / "out"), "--docs_per_part", "40"]
-    doc2query.main(["import", "--predictions", *predictions, *arguments])
+    cli.call("doc2query import", ["--predictions", *predictions, *arguments])
     found = list(read_expansion(tmp_path / "out"))
     assert [doc.doc_id for doc in found] == ids
     assert found[60].queries == [f"query 0 of {ids[60]}", f"query 1 of {ids[60]}"]
@@ -254,4 +254,4 @@ def test_sizes_are_those_of_the_recipes(monkeypatch):
 
 def test_a_model_that_begins_anew_needs_a_vocabulary(dataset_dir, tmp_path):
     with pytest.raises(InputError, match="--tokenizer is missing"):
-        doc2query.main(["train", f"--dataset_dirs={dataset_dir}", f"--run_dir={tmp_path / 'run'}"])
+        cli.call("doc2query train", [f"--dataset_dirs={dataset_dir}", f"--run_dir={tmp_path / 'run'}"])

@@ -1,4 +1,4 @@
-"""What `de-jax doctor` says of this installation, and of ones that are broken in known ways."""
+"""What `de-jax "doctor"` says of this installation, and of ones that are broken in known ways."""
 
 import json
 from importlib import metadata
@@ -6,12 +6,13 @@ from importlib import metadata
 import jax
 import pytest
 
+from de_jax import cli
 from de_jax.tools import doctor
 from de_jax.types import InputError
 
 
 def said(capsys, *argv):
-    doctor.main(["--json", *argv])
+    cli.call("doctor", ["--json", *argv])
     return json.loads(capsys.readouterr().out)
 
 
@@ -32,12 +33,12 @@ def test_problems_are_listed_with_what_mends_them(capsys, monkeypatch, tmp_path)
         "jaxlib": "0.9.0", "optax": "0.1.0", "gin-config": None, "faiss-cpu": "1", "faiss-gpu": "1",
     }  # fmt: skip
     whole = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: versions[name] if name in versions else whole(name))
-    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path)
-    monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 60)
+    monkeypatch.setattr("doctor", "_version", lambda name: versions[name] if name in versions else whole(name))
+    monkeypatch.setattr("doctor", "NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setattr("doctor", "LEAST_FREE", 1 << 60)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with pytest.raises(InputError, match=r"^problems found: [89], listed above"):
-        doctor.main([])
+        cli.call("doctor", [])
     shown = capsys.readouterr()
     for sentence in (
         "problem: gin-config is not installed; pip install 'gin-config>=0.5.0'.",

@@ -13,7 +13,6 @@ from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import folders
 from de_jax.retrieval import encode
-from de_jax.tools import encode_guide
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -27,7 +26,7 @@ def run(trained):
 @pytest.fixture
 def guide_dir(printed, trained, dataset_dir, tmp_path):
     flags = {"dataset_dir": dataset_dir, "model": trained, "out_dir": tmp_path / "guide"}
-    report = printed(encode_guide, **flags)
+    report = printed("encode guide", **flags)
     assert (report["num_queries"], report["num_docs"], report["dim"]) == (3, 10, 8)
     return tmp_path / "guide"
 
@@ -55,7 +54,7 @@ def test_batches_have_the_guides_embeddings_of_their_texts(printed, trained, run
     for name in ("manifest.json", "checksums.json"):
         (guide_dir / name).unlink()
     for _ in range(2):
-        printed(encode_guide, dataset_dir=dataset_dir, model=trained, out_dir=guide_dir)
+        printed("encode guide", dataset_dir=dataset_dir, model=trained, out_dir=guide_dir)
         assert {name: (guide_dir / name).read_bytes() for name in folders.names(guide_dir)} == before
 
 
@@ -66,7 +65,7 @@ def test_a_folder_of_pairs_has_its_texts_embedded_without_its_prompt(printed, tr
     chunk = {"query_id": ["a", "b"], "doc_id": ["x", "y"], "neg_doc_ids": [["y"], []], **tokens}
     source = pair_writer.PairSource("pairs", 1.0, lambda: iter([chunk]), {"query": None, "doc": None})
     pair_writer.write(tmp_path / "pairs", [source], [], tokenizers, made_from="test")
-    printed(encode_guide, pairs_dir=tmp_path / "pairs", model=trained, out_dir=tmp_path / "guide")
+    printed("encode guide", pairs_dir=tmp_path / "pairs", model=trained, out_dir=tmp_path / "guide")
     options = PairsOptions(batch_size=2, guide_dir=str(tmp_path / "guide"), pack=False)
     batch = next(pair_store.stored_pairs(str(tmp_path / "pairs"), options=options).batches(0))
     expected = {kind: embedded(run, kind, own, tmp_path / kind) for kind, own in texts.items()}
@@ -86,7 +85,7 @@ def test_a_guide_of_other_texts_or_without_some_is_refused(printed, trained, run
     stores, hashes = open_stores(dataset_dir, *[run.doc.tokenizer] * 2), text_hashes(dataset_dir)
     open_guide(guide_dir, *stores, hashes)
     for changed, sentence in (
-        ({"docs": "0"}, r"guide was made of other docs than the training pairs; run de-jax encode_guide on their data set"),
+        ({"docs": "0"}, r"guide was made of other docs than the training pairs; run de-jax encode guide on their data set"),
         ({"queries": "0"}, "guide was made of other queries than the training pairs"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -94,10 +93,10 @@ def test_a_guide_of_other_texts_or_without_some_is_refused(printed, trained, run
     with pytest.raises(InputError, match=r"guide/docs lacks 2 docs \(q0, q2\); delete the folder and encode again\."):
         open_guide(guide_dir, stores[0], stores[0], hashes)
     with pytest.raises(InputError, match=r"guide was begun with guide '.*', not '.*'; choose another folder or delete this one"):
-        printed(encode_guide, dataset_dir=dataset_dir, model=f"{trained}/", out_dir=guide_dir)
+        printed("encode guide", dataset_dir=dataset_dir, model=f"{trained}/", out_dir=guide_dir)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(InputError, match=r"other exists already and holds .*; choose a folder that is absent or empty"):
-        printed(encode_guide, dataset_dir=dataset_dir, model=trained, out_dir=tmp_path / "other")
-    with pytest.raises(InputError, match="--skip_empty goes with --dataset_dir"):
-        printed(encode_guide, pairs_dir=tmp_path, skip_empty=True, model=trained, out_dir=tmp_path / "guide")
+        printed("encode guide", dataset_dir=dataset_dir, model=trained, out_dir=tmp_path / "other")
+    with pytest.raises(InputError, match="--skip_empty changes nothing beside --pairs_dir"):
+        printed("encode guide", pairs_dir=tmp_path, skip_empty=True, model=trained, out_dir=tmp_path / "guide")

@@ -8,9 +8,10 @@ import pytest
 from pyarrow import parquet
 from tiny_run import DOCS, QRELS, QUERIES
 
+from de_jax import cli
 from de_jax.data.text import beir, nanobeir
 from de_jax.interop import hub
-from de_jax.tools import evaluate_beir, evaluate_nanobeir
+from de_jax.tools import evaluate
 from de_jax.types import InputError
 
 NAMES = ("NanoNQ", "NanoSciFact")
@@ -52,14 +53,14 @@ def layouts(tmp_path_factory):
 
 def test_every_layout_scores_as_the_beir_folders_do(trained, layouts, printed, capsys):
     expected = printed(
-        evaluate_beir,
+        "evaluate beir",
         run_dir=trained,
         dataset_dirs=[layouts["beir"] / name for name in NAMES],
-        measures=evaluate_nanobeir.MEASURES,
+        measures=evaluate.OF_NANOBEIR,
         keep_identical_ids=True,
     )
     for layout, folder in layouts.items():
-        report = printed(evaluate_nanobeir, run_dir=trained, dataset_dir=folder)
+        report = printed("evaluate nanobeir", run_dir=trained, dataset_dir=folder)
         assert [one["dataset"] for one in report["sets"]] == list(NAMES), layout
         for one, other in zip([*report["sets"], report["average"]], [*expected["sets"], expected["average"]], strict=True):
             assert {key: one[key] for key in ("dense", "bm25", "num_docs")} == {
@@ -70,22 +71,22 @@ def test_every_layout_scores_as_the_beir_folders_do(trained, layouts, printed, c
     assert means[0] != means[1]
     assert report["average"]["dense"]["ndcg@10"] == pytest.approx(np.mean(means), abs=1e-12)
     assert len(report["missing"]) == 11
-    evaluate_nanobeir.main([f"--run_dir={trained}", f"--dataset_dir={layouts['beir']}", "--dtype=float32"])
+    cli.call("evaluate nanobeir", [f"--run_dir={trained}", f"--dataset_dir={layouts['beir']}", "--dtype=float32"])
     told = capsys.readouterr().err
     assert "The average is not NanoBEIR's: NanoArguAna, " in told
     assert [line.split()[0] for line in told.split("\n\n")[0].splitlines()] == ["ndcg@10", *NAMES, "average"]
 
 
 def test_one_set_alone_and_chosen_sets(layouts, printed, monkeypatch):
-    alone = printed(evaluate_nanobeir, dataset_dir=layouts["apart"] / "NanoNQ", measures="nDCG@10")
+    alone = printed("evaluate nanobeir", dataset_dir=layouts["apart"] / "NanoNQ", measures="nDCG@10")
     assert [one["dataset"] for one in alone["sets"]] == ["NanoNQ"]
-    chosen = printed(evaluate_nanobeir, dataset_dir=layouts["together"], sets="NanoNQ", measures="nDCG@10")
+    chosen = printed("evaluate nanobeir", dataset_dir=layouts["together"], sets="NanoNQ", measures="nDCG@10")
     assert chosen["sets"][0]["bm25"] == alone["sets"][0]["bm25"]
     with pytest.raises(InputError, match="--sets has NanoFEVER, which is not among the sets there: NanoNQ, NanoSciFact"):
-        printed(evaluate_nanobeir, dataset_dir=layouts["together"], sets=["NanoFEVER", "NanoNQ"])
+        printed("evaluate nanobeir", dataset_dir=layouts["together"], sets=["NanoFEVER", "NanoNQ"])
     asked = []
     monkeypatch.setattr(hub, "fetched_dataset", lambda *name: asked.append(name) or layouts["apart"] / "NanoNQ")
-    fetched = printed(evaluate_nanobeir, hub_name="zeta-alpha-ai/NanoQ", measures="nDCG@10")
+    fetched = printed("evaluate nanobeir", hub_name="zeta-alpha-ai/NanoQ", measures="nDCG@10")
     assert fetched["sets"][0]["dataset"] == "NanoQ"  # not the name of the folder in the cache
     assert asked == [("zeta-alpha-ai/NanoQ", ["*.parquet"])]
 
@@ -103,7 +104,7 @@ def test_what_is_no_nanobeir_is_refused_by_name(tmp_path):
         with pytest.raises(InputError, match=match):
             nanobeir.beir_folders(tmp_path / "nano", tmp_path / "cache")
 
-    refused("nano is not a folder")
+    refused("nano does not exist")
     (tmp_path / "nano").mkdir()
     refused("nano holds no set of NanoBEIR")
     parts, folder = tables(0), tmp_path / "nano" / "NanoNQ"

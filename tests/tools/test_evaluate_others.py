@@ -1,4 +1,4 @@
-"""evaluate_trec, evaluate_msmarco, evaluate_sentences and evaluate_openqa on a tiny run, and on real data where it is there."""
+"""Kinds of `evaluate` on a tiny run, and on real data where it is there."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.evaluation import first_ranks, metrics
 from de_jax.retrieval import encode
-from de_jax.tools import evaluate_beir, evaluate_msmarco, evaluate_openqa, evaluate_sentences, evaluate_trec
 from de_jax.types import InputError
 
-ALL = [evaluate_trec, evaluate_msmarco, evaluate_sentences, evaluate_openqa]
+ALL = ["evaluate trec", "evaluate msmarco", "evaluate sentences", "evaluate openqa"]
 needs_real_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data sets are not here")
 
 
@@ -45,9 +45,9 @@ def rankings(report):
 
 
 def test_trec_files_score_as_the_beir_folder_of_the_same_texts(trained, dataset_dir, trec, printed):
-    report = printed(evaluate_trec, run_dir=trained, measures=["nDCG@10", "RR@10"], **trec)
+    report = printed("evaluate trec", run_dir=trained, measures=["nDCG@10", "RR@10"], **trec)
     expected = printed(
-        evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, measures=["nDCG@10", "RR@10"], keep_identical_ids=True
+        "evaluate beir", run_dir=trained, dataset_dir=dataset_dir, measures=["nDCG@10", "RR@10"], keep_identical_ids=True
     )
     assert {system: report[system] for system in ("dense", "bm25", "fusion")} == {
         system: expected[system] for system in ("dense", "bm25", "fusion")
@@ -56,9 +56,9 @@ def test_trec_files_score_as_the_beir_folder_of_the_same_texts(trained, dataset_
 
 
 def test_a_run_file_scores_as_the_model_that_wrote_it(trained, trec, printed):
-    report = printed(evaluate_trec, run_dir=trained, **trec)
+    report = printed("evaluate trec", run_dir=trained, **trec)
     run_file = Path(report["evaluation_dir"]) / "dense.trec"
-    again = printed(evaluate_trec, run_file=run_file, qrels=trec["qrels"])
+    again = printed("evaluate trec", run_file=run_file, qrels=trec["qrels"])
     assert {name: again[name] for name in report["dense"]} == report["dense"]
     assert (again["num_queries"], again["num_queries_found"]) == (2, 2)
     assert again["hole@10"] == pytest.approx((8 / 10 + 9 / 10) / 2)
@@ -68,7 +68,7 @@ def test_low_grades_are_not_relevant_to_mrr_and_recall_when_asked(tmp_path, trec
     lines = [f"q0 Q0 {doc_id} {rank} {-rank} x" for rank, doc_id in enumerate(("d0", "d1", "d5"), start=1)]
     (tmp_path / "run.trec").write_text("\n".join(lines) + "\n")
     flags = {"run_file": tmp_path / "run.trec", "qrels": trec["qrels"], "measures": ["RR@10", "R@2", "nDCG@10"]}
-    lenient, strict = printed(evaluate_trec, **flags), printed(evaluate_trec, min_relevance=2, **flags)
+    lenient, strict = printed("evaluate trec", **flags), printed("evaluate trec", min_relevance=2, **flags)
     # d0 has grade 1, d5 grade 2; the second query has no results and counts 0.
     assert (lenient["mrr@10"], lenient["recall@2"]) == (0.5, 0.25)
     assert (strict["mrr(rel=2)@10"], strict["recall(rel=2)@2"]) == (pytest.approx(1 / 6, abs=1e-5), 0.0)
@@ -95,25 +95,25 @@ def msmarco(tmp_path_factory):
 
 
 def test_msmarco_has_the_measures_of_its_kind_and_counts_every_judged_query(trained, msmarco, printed):
-    passages = printed(evaluate_msmarco, run_dir=trained, dataset_dir=msmarco)
+    passages = printed("evaluate msmarco", run_dir=trained, dataset_dir=msmarco)
     assert [*passages["dense"]] == ["mrr@10", "recall@50", "recall@1000"]
     assert passages["num_queries"] == 3
     for system, found in rankings(passages).items():
         ranks = [list(found[query_id]).index(doc_id) + 1 if doc_id in found[query_id] else np.inf
                  for query_id, doc_id in (("q0", "d0"), ("d3", "d6"), ("q2", "d2"))]  # fmt: skip
         assert passages[system]["mrr@10"] == pytest.approx(sum(1 / rank for rank in ranks) / 3, abs=1e-5)
-    documents = printed(evaluate_msmarco, run_dir=trained, dataset_dir=msmarco, kind="documents", split="dev")
+    documents = printed("evaluate msmarco", run_dir=trained, dataset_dir=msmarco, kind="documents", split="dev")
     assert [*documents["dense"]] == ["mrr@100", "ndcg@10"]
     assert documents["dense"]["mrr@100"] == passages["dense"]["mrr@10"]  # the same texts
     maxp = printed(
-        evaluate_msmarco, run_dir=trained, dataset_dir=msmarco, kind="documents", split="dev", passage_length=8, passage_stride=4
+        "evaluate msmarco", run_dir=trained, dataset_dir=msmarco, kind="documents", split="dev", passage_length=8, passage_stride=4
     )
     assert maxp["settings"]["passage_length"] == 8
     assert [len(docs) for docs in rankings(maxp)["dense"].values()] == [10, 10, 10]
 
 
 def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed):
-    report = printed(evaluate_sentences, run_dir=trained, dataset_dir=dataset_dir, out_ranks=tmp_path / "ranks.json")
+    report = printed("evaluate sentences", run_dir=trained, dataset_dir=dataset_dir, out_ranks=tmp_path / "ranks.json")
     assert first_ranks.means(first_ranks.read(tmp_path / "ranks.json")) == pytest.approx(report["dense"])
     for system in ("dense", "bm25"):
         firsts = []
@@ -137,7 +137,7 @@ def test_sentences_of_several_vectors_are_refused_before_anything_is_encoded(
 ):
     monkeypatch.setattr(encode, "encode", None)
     with pytest.raises(InputError, match=message):
-        printed(evaluate_sentences, run_dir=trained, dataset_dir=dataset_dir, **flags)
+        printed("evaluate sentences", run_dir=trained, dataset_dir=dataset_dir, **flags)
 
 
 def test_sentences_of_an_empty_query_count_zero_and_grades_may_be_too_low(trained, tmp_path, printed):
@@ -149,30 +149,30 @@ def test_sentences_of_an_empty_query_count_zero_and_grades_may_be_too_low(traine
         "".join(json.dumps({"_id": name, "text": text}) + "\n" for name, text in queries.items())
     )
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nqa\ta\t2\nqb\tb\t1\nnone\ta\t1\n")
-    report = printed(evaluate_sentences, dataset_dir=tmp_path, skip_empty=True)
+    report = printed("evaluate sentences", dataset_dir=tmp_path, skip_empty=True)
     assert report["bm25"] == pytest.approx({"p@1": 2 / 3, "mrr": 2 / 3})
-    report = printed(evaluate_sentences, dataset_dir=tmp_path, skip_empty=True, min_relevance=2)
+    report = printed("evaluate sentences", dataset_dir=tmp_path, skip_empty=True, min_relevance=2)
     assert report["bm25"] == pytest.approx({"p(rel=2)@1": 1 / 3, "mrr": 1 / 3})
 
 
 def test_answers_have_no_grades(questions, printed):
     with pytest.raises(InputError, match="leave --min_relevance out"):
-        printed(evaluate_openqa, dataset_dir=questions, min_relevance=2)
+        printed("evaluate openqa", dataset_dir=questions, min_relevance=2)
 
 
 def test_answers_count_where_they_stand_in_the_text_of_a_passage(trained, questions, printed):
-    report = printed(evaluate_openqa, run_dir=trained, dataset_dir=questions)
+    report = printed("evaluate openqa", run_dir=trained, dataset_dir=questions)
     # Every passage is found. "sea" stands in a title only; q2 has no answers and does not count.
     assert report["num_queries"] == 2
     assert report["dense"] == {"success@20": 0.5, "success@100": 0.5}
-    first = printed(evaluate_openqa, dataset_dir=questions, measures="Success@1")
+    first = printed("evaluate openqa", dataset_dir=questions, measures="Success@1")
     assert first["bm25"] == {"success@1": 0.5}
 
 
 def test_bad_trec_files_are_refused(tmp_path, trec):
     def fault(**changes):
         with pytest.raises(InputError) as error:
-            evaluate_trec.main([f"--{name}={value}" for name, value in {**trec, **changes}.items() if value])
+            cli.call("evaluate trec", [f"--{name}={value}" for name, value in {**trec, **changes}.items() if value])
         return str(error.value)
 
     def file(name, text):
@@ -210,23 +210,23 @@ def test_bad_trec_files_are_refused(tmp_path, trec):
 def test_bad_answers_are_refused(tmp_path, questions, content, message):
     (tmp_path / "answers.jsonl").write_text(content + "\n")
     with pytest.raises(InputError, match=message):
-        evaluate_openqa.main([f"--dataset_dir={questions}", f"--answers={tmp_path / 'answers.jsonl'}"])
+        cli.call("evaluate openqa", [f"--dataset_dir={questions}", f"--answers={tmp_path / 'answers.jsonl'}"])
 
 
 def test_what_is_not_there_is_named(tmp_path, dataset_dir, msmarco):
     with pytest.raises(InputError, match=r"holds no answers\.jsonl"):
-        evaluate_openqa.main([f"--dataset_dir={dataset_dir}"])
+        cli.call("evaluate openqa", [f"--dataset_dir={dataset_dir}"])
     with pytest.raises(InputError, match=r"holds no collection\.tsv"):
-        evaluate_msmarco.main([f"--dataset_dir={tmp_path}"])
+        cli.call("evaluate msmarco", [f"--dataset_dir={tmp_path}"])
     with pytest.raises(InputError, match=r"has no split 'eval'; it has dev\.small"):
-        evaluate_msmarco.main([f"--dataset_dir={msmarco}", "--split=eval"])
+        cli.call("evaluate msmarco", [f"--dataset_dir={msmarco}", "--split=eval"])
     with pytest.raises(InputError, match="has no split 'dev'; it has test, train"):
-        evaluate_sentences.main([f"--dataset_dir={dataset_dir}", "--split=dev"])
+        cli.call("evaluate sentences", [f"--dataset_dir={dataset_dir}", "--split=dev"])
 
 
 @needs_real_data
 def test_coverage_of_nq_is_that_of_its_gold_passages(printed):
-    report = printed(evaluate_openqa, dataset_dir=SHARED_DATA / "beir" / "nq-open-oracle")
+    report = printed("evaluate openqa", dataset_dir=SHARED_DATA / "beir" / "nq-open-oracle")
     assert (report["num_docs"], report["num_queries"]) == (2600, 2655)
     assert report["bm25"]["success@20"] == pytest.approx(0.974, abs=0.003)
     assert report["bm25"]["success@100"] == pytest.approx(0.989, abs=0.003)
@@ -234,7 +234,7 @@ def test_coverage_of_nq_is_that_of_its_gold_passages(printed):
 
 @needs_real_data
 def test_sentences_of_xquad_by_bm25(printed):
-    report = printed(evaluate_sentences, dataset_dir=SHARED_DATA / "beir" / "xquad-en-sentence", measures=["P@1", "nDCG@10"])
+    report = printed("evaluate sentences", dataset_dir=SHARED_DATA / "beir" / "xquad-en-sentence", measures=["P@1", "nDCG@10"])
     assert report["bm25"]["ndcg@10"] == pytest.approx(0.839, abs=0.003)
     assert report["bm25"]["p@1"] < report["bm25"]["mrr"] < report["bm25"]["ndcg@10"]
 

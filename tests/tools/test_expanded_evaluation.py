@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tiny_run
 
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.expanded_search import typical
 from de_jax.retrieval.searcher import padded_tokens
-from de_jax.tools import encode_corpus, evaluate_beir, search
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -37,7 +37,9 @@ def cache(folder, monkeypatch):
 
 def report(folder, capsys, *options):
     arguments = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}", "--measures", "nDCG@10", *options]
-    evaluate_beir.main([*arguments, "--dtype=float32", f"--expansion={folder / 'expansion.jsonl'}", "--max_generated_length=6"])
+    cli.call(
+        "evaluate beir", [*arguments, "--dtype=float32", f"--expansion={folder / 'expansion.jsonl'}", "--max_generated_length=6"]
+    )
     return json.loads(capsys.readouterr().out)
 
 
@@ -92,7 +94,7 @@ def test_documents_rank_as_their_expanded_texts_say(folder, capsys, form, num_ve
 
 def test_bm25_reads_the_same_queries_and_reports_are_kept_apart(folder, capsys):
     expanded = report(folder, capsys, "--num_generated=1")
-    evaluate_beir.main([f"--dataset_dir={folder / 'data'}", "--measures", "nDCG@10"])
+    cli.call("evaluate beir", [f"--dataset_dir={folder / 'data'}", "--measures", "nDCG@10"])
     plain = json.loads(capsys.readouterr().out)
     beir.write(
         folder / "by_hand",
@@ -100,7 +102,7 @@ def test_bm25_reads_the_same_queries_and_reports_are_kept_apart(folder, capsys):
         tiny_run.QUERIES,
         tiny_run.QRELS,
     )
-    evaluate_beir.main([f"--dataset_dir={folder / 'by_hand'}", "--measures", "nDCG@10"])
+    cli.call("evaluate beir", [f"--dataset_dir={folder / 'by_hand'}", "--measures", "nDCG@10"])
     assert expanded["bm25"] == json.loads(capsys.readouterr().out)["bm25"]
     assert expanded["evaluation_dir"] != report(folder, capsys, "--num_generated=2")["evaluation_dir"]
     assert "expansion" not in plain["settings"]
@@ -118,7 +120,7 @@ def test_a_mean_is_that_of_each_documents_views():
     ("options", "sentence"),
     [
         (["--num_generated=0"], "--num_generated is 0; it must be at least 1"),
-        (["--passage_length=8"], "leave --passage_length out"),
+        (["--passage_length=8"], "--passage_length changes nothing beside --expansion"),
         (["--max_passages=2"], "set max_passages to 1"),
     ],
 )
@@ -134,10 +136,10 @@ def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folde
     options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}", "--dtype=float32"]
     expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]
     arguments = [*options, *expansion, "--num_generated=2", "--max_generated_length=6", "--texts_per_shard=4"]
-    encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'whole'}"])
+    cli.call("encode corpus", [*arguments, f"--out_dir={tmp_path / 'whole'}"])
     report = json.loads(capsys.readouterr().out)
     assert report["num_vectors"] == (16 if form == "views" else 10)
-    search.main([*options, f"--embeddings_dir={tmp_path / 'whole'}", "--query", tiny_run.QUERIES[0][1], "--k=10"])
+    cli.call("search", [*options, f"--embeddings_dir={tmp_path / 'whole'}", "--query", tiny_run.QUERIES[0][1], "--k=10"])
     found = {result["id"]: result["score"] for result in json.loads(capsys.readouterr().out)["results"]}
     assert len(found) == 10
     for doc_id, score in found.items():
@@ -150,9 +152,9 @@ def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folde
         append, appended = EmbeddingWriter.append, []
         patched.setattr(EmbeddingWriter, "append", lambda *args: killed() if len(appended) == 2 else appended.append(append(*args)))
         with pytest.raises(KeyboardInterrupt):
-            encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'killed'}"])
-    encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'killed'}"])
+            cli.call("encode corpus", [*arguments, f"--out_dir={tmp_path / 'killed'}"])
+    cli.call("encode corpus", [*arguments, f"--out_dir={tmp_path / 'killed'}"])
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes()
     with pytest.raises(InputError, match="choose another folder"):
-        encode_corpus.main([*options, *expansion, "--num_generated=1", f"--out_dir={tmp_path / 'whole'}"])
+        cli.call("encode corpus", [*options, *expansion, "--num_generated=1", f"--out_dir={tmp_path / 'whole'}"])

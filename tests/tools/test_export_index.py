@@ -10,7 +10,6 @@ from de_jax.retrieval import milvus_index
 from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
 from de_jax.retrieval.index import ExactIndex, ranking_of, ranks_by_id
 from de_jax.retrieval.milvus_index import MilvusIndex
-from de_jax.tools import encode_corpus, evaluate_beir, export_index, search
 from de_jax.types import InputError
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -35,9 +34,11 @@ def corpus(tmp_path):
 
 @pytest.mark.parametrize("float16", [False, True])
 def test_parquet_holds_every_document_and_its_embedding(flags, tmp_path, printed, float16):
-    report = printed(export_index, **flags, to="parquet", out=tmp_path / "corpus.parquet", **({"float16": True} if float16 else {}))
+    report = printed(
+        "export index", **flags, to="parquet", out=tmp_path / "corpus.parquet", **({"float16": True} if float16 else {})
+    )
     assert (report["num_rows"], report["dim"]) == (10, 8)
-    printed(encode_corpus, **flags, out_dir=tmp_path / "embeddings")
+    printed("encode corpus", **flags, out_dir=tmp_path / "embeddings")
     ids, embeddings, _ = open_embeddings(tmp_path / "embeddings")
     table = parquet.read_table(tmp_path / "corpus.parquet")
     assert table.column("id").to_pylist() == ids
@@ -45,19 +46,19 @@ def test_parquet_holds_every_document_and_its_embedding(flags, tmp_path, printed
     found = np.array(table.column("embedding").to_pylist(), np.float32)
     assert np.array_equal(found, embeddings.astype(np.float16 if float16 else np.float32))
     with pytest.raises(InputError, match=r"corpus.parquet is there already"):
-        printed(export_index, **flags, to="parquet", out=tmp_path / "corpus.parquet")
+        printed("export index", **flags, to="parquet", out=tmp_path / "corpus.parquet")
 
 
 def test_milvus_finds_and_scores_what_the_exact_index_does(flags, tmp_path, printed):
     uri = str(tmp_path / "corpus.db")
-    with pytest.raises(InputError, match=r"corpus.db has no collection corpus_.* make it by de-jax export_index"):
-        printed(search, **flags, query="red fox", index=f"milvus:{uri}")
-    report = printed(export_index, **flags, to="milvus", uri=uri)
+    with pytest.raises(InputError, match=r"corpus.db has no collection corpus_.* make it by de-jax export index"):
+        printed("search", **flags, query="red fox", index=f"milvus:{uri}")
+    report = printed("export index", **flags, to="milvus", uri=uri)
     assert (report["num_rows"], report["num_before"], report["num_cut_texts"]) == (10, 0, 0)
-    exact, found = (printed(search, **flags, query="red fox", **index) for index in ({}, {"index": f"milvus:{uri}"}))
+    exact, found = (printed("search", **flags, query="red fox", **index) for index in ({}, {"index": f"milvus:{uri}"}))
     assert [one["id"] for one in found["results"]] == [one["id"] for one in exact["results"]]
     np.testing.assert_allclose(*([one["score"] for one in of["results"]] for of in (found, exact)), atol=1e-5)
-    scores = [printed(evaluate_beir, **flags, **index) for index in ({}, {"index": f"milvus:{uri}"})]
+    scores = [printed("evaluate beir", **flags, **index) for index in ({}, {"index": f"milvus:{uri}"})]
     settings = ("settings", "evaluation_dir")
     assert [{name: value for name, value in one.items() if name not in settings} for one in scores] == [
         {name: value for name, value in scores[0].items() if name not in settings}
@@ -87,7 +88,7 @@ def test_an_upload_that_was_cut_off_continues(corpus, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         milvus_index.upload(uri, folder, embeddings, ids, texts, progress=stop)
-    with pytest.raises(InputError, match=r"holds 2000 of 2500 rows; complete it by de-jax export_index --to=milvus"):
+    with pytest.raises(InputError, match=r"holds 2000 of 2500 rows; complete it by de-jax export index --to=milvus"):
         MilvusIndex(uri, folder, 6, ids, {})
     assert milvus_index.upload(uri, folder, embeddings, ids, texts)["num_before"] == 2000
     assert milvus_index.upload(uri, folder, embeddings, ids, texts)["num_before"] == 2000  # whole parts alone are known to be there
@@ -143,7 +144,7 @@ def test_a_tie_beyond_what_an_engine_gives_is_cut_there():
 def test_what_cannot_be_exported_is_refused_in_one_sentence(flags, printed, tmp_path, monkeypatch, changes, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        printed(export_index, **flags, **changes)
+        printed("export index", **flags, **changes)
 
 
 def test_milvus_lite_says_in_a_sentence_that_it_has_no_half_precision(corpus, tmp_path):
@@ -172,6 +173,6 @@ def test_what_milvus_cannot_search_is_refused(corpus, tmp_path):
 def test_without_the_package_a_sentence_names_it(flags, printed, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pymilvus", None)
     with pytest.raises(InputError, match=r"Milvus is not installed; pip install 'de_jax\[milvus\]'"):
-        printed(export_index, **flags, to="milvus", uri=str(tmp_path / "corpus.db"))
+        printed("export index", **flags, to="milvus", uri=str(tmp_path / "corpus.db"))
     with pytest.raises(InputError, match=r"Milvus is not installed; pip install 'de_jax\[milvus\]'"):
-        printed(search, **flags, query="red fox", index="milvus:corpus.db")
+        printed("search", **flags, query="red fox", index="milvus:corpus.db")

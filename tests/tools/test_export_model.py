@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from de_jax.interop import any_model
-from de_jax.tools import export_model
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -10,7 +9,7 @@ from de_jax.types import InputError
 def test_the_chosen_step_is_exported_once(trained, tmp_path, printed):
     out_dir = tmp_path / "exported"
     flags = {"run_dir": trained, "step": 3, "format": "sentence_transformers", "out_dir": out_dir}
-    report = printed(export_model, **flags)
+    report = printed("export model", **flags)
     files = [file for file in out_dir.rglob("*") if file.is_file()]
     assert report == {
         "out_dir": str(out_dir),
@@ -23,4 +22,4 @@ def test_the_chosen_step_is_exported_once(trained, tmp_path, printed):
     expected = load_run(trained, 3).params["shared"]["projection"]["kernel"]
     np.testing.assert_array_equal(any_model.read(out_dir).params["shared"]["projection"]["kernel"], expected)
     with pytest.raises(InputError, match="exists already"):
-        printed(export_model, **flags)
+        printed("export model", **flags)

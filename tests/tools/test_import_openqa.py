@@ -1,4 +1,4 @@
-"""`import_openqa`: from files as DPR writes them to a folder that trains and is scored by answers."""
+"""`import openqa`: from files as DPR writes them to a folder that trains and is scored by answers."""
 
 import csv
 import gzip
@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.evaluation import answers
 from de_jax.types import InputError
-from tools import evaluate_openqa, import_openqa
 
 PASSAGES = [
     ("1", 'The "Nobel" Prize in Physics went to\nWilhelm Conrad Röntgen, first.', "Nobel Prize"),
@@ -51,7 +51,7 @@ def command(files, out_dir, **other):
 def test_the_folder_holds_the_passages_the_judgements_and_the_answers(files, tmp_path, capsys):
     out_dir = tmp_path / "nq"
     for more in (), ("--max_positives=2",):
-        import_openqa.main([*command(files, out_dir), *more])
+        cli.call("import openqa", [*command(files, out_dir), *more])
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert one == {"dataset_dir": str(out_dir), "passages": 3, "test_questions": 3, "train_pairs": 2, "dev_pairs": 1}
     assert two["train_pairs"] == 3
@@ -65,9 +65,9 @@ def test_the_folder_holds_the_passages_the_judgements_and_the_answers(files, tmp
 
 
 def test_a_folder_is_scored_by_its_answers(files, trained, tmp_path, capsys):
-    import_openqa.main(command(files, tmp_path / "nq"))
+    cli.call("import openqa", command(files, tmp_path / "nq"))
     capsys.readouterr()
-    evaluate_openqa.main([f"--run_dir={trained}", f"--dataset_dir={tmp_path / 'nq'}", "--no_bm25"])
+    cli.call("evaluate openqa", [f"--run_dir={trained}", f"--dataset_dir={tmp_path / 'nq'}", "--no_bm25"])
     scores = json.loads(capsys.readouterr().out)["dense"]
     assert scores["success@20"] == pytest.approx(1 / 3)  # quotes are words too, and no passage has 'owl' in single ones
 
@@ -97,10 +97,10 @@ def test_a_broken_file_is_named_and_leaves_no_folder(files, tmp_path, name, cont
         (files / name).write_text(content)
     option = {"psgs.tsv": "passages", "psgs.jsonl": "passages", "none.json": "train"}.get(name)
     with pytest.raises(InputError, match=message):
-        import_openqa.main(command(files, tmp_path / "nq", **({option: name} if option else {})))
+        cli.call("import openqa", command(files, tmp_path / "nq", **({option: name} if option else {})))
     assert not (tmp_path / "nq").exists()
 
 
 def test_another_folder_is_kept(files, tmp_path):
     with pytest.raises(InputError, match=r"holds dev\.json"):
-        import_openqa.main(command(files, files))
+        cli.call("import openqa", command(files, files))

@@ -1,4 +1,4 @@
-"""--index of search and evaluate_beir, on a tiny run with random parameters."""
+"""--index of search and evaluate beir, on a tiny run with random parameters."""
 
 import json
 
@@ -6,9 +6,8 @@ import pytest
 import tiny_run
 from tiny_run import WORDS
 
-from de_jax import arguments
+from de_jax import arguments, cli
 from de_jax.data.text import beir
-from de_jax.tools import evaluate_beir, search
 from de_jax.types import InputError
 
 
@@ -27,7 +26,7 @@ def printed(flags, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path))
 
     def run(tool, *argv):
-        tool.main([*flags, *argv])
+        cli.call(tool, [*flags, *argv])
         return json.loads(capsys.readouterr().out)
 
     return run
@@ -35,14 +34,14 @@ def printed(flags, capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("choice", [["--index", "Flat"], ["--index", "IVF4,Flat", "--nprobe", "4"]])
 def test_an_index_that_sees_all_documents_changes_no_result(printed, choice):
-    exact, found = (printed(search, "--query", "red fox", *argv)["results"] for argv in ([], choice))
+    exact, found = (printed("search", "--query", "red fox", *argv)["results"] for argv in ([], choice))
     assert [result["id"] for result in found] == [result["id"] for result in exact]
-    exact, found = (printed(evaluate_beir, "--no_bm25", *argv) for argv in ([], choice))
+    exact, found = (printed("evaluate beir", "--no_bm25", *argv) for argv in ([], choice))
     assert found["dense"] == exact["dense"]
     assert found["settings"]["index"] == choice[1]
 
 
-@pytest.mark.parametrize("tool", [search, evaluate_beir])
+@pytest.mark.parametrize("tool", ["search", "evaluate beir"])
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -53,6 +52,6 @@ def test_an_index_that_sees_all_documents_changes_no_result(printed, choice):
     ],
 )
 def test_a_choice_is_refused_before_a_model_loads(flags, monkeypatch, tool, choice, message):
-    monkeypatch.setattr(arguments, "model", None)
+    monkeypatch.setattr(arguments, "open_model", None)
     with pytest.raises(InputError, match=message):
-        tool.main([*flags, *choice])
+        cli.call(tool, [*flags, *choice])

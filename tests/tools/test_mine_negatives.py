@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_run
 
+from de_jax import cli
 from de_jax.data.negatives import generations
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
@@ -13,7 +14,6 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.files import outputs
 from de_jax.mining.mining_run import only_miner
 from de_jax.retrieval import encode
-from de_jax.tools import mine_negatives
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -34,7 +34,7 @@ def read(folder):
 
 def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_query(printed, trained, dataset_dir, tmp_path):
     report = printed(
-        mine_negatives,
+        "mine pairs",
         run_dir=trained,
         dataset_dir=dataset_dir,
         negatives_dir=tmp_path,
@@ -69,10 +69,10 @@ def test_jobs_that_share_the_documents_mine_what_one_job_mines(printed, trained,
     step = load_run(runs[0]).step
     options = {"dataset_dir": dataset_dir, "step": step, "num_neg_docs": 3, "texts_per_shard": 4}
     options |= {"num_neg_queries": 2} if passages == 1 else {}
-    printed(mine_negatives, **options, run_dir=runs[0])
+    printed("mine pairs", **options, run_dir=runs[0])
     for number in (2, 0, 0, 1):  # one is started again
-        assert printed(mine_negatives, **options, run_dir=runs[1], shard=f"{number}/3") == {"shard": f"{number}/3"}
-    printed(mine_negatives, **options, run_dir=runs[1])
+        assert printed("mine pairs", **options, run_dir=runs[1], shard=f"{number}/3") == {"shard": f"{number}/3"}
+    printed("mine pairs", **options, run_dir=runs[1])
     one, many = (folder_of(run_dir / "negatives") for run_dir in runs)
     assert {name: data for name, data in one.items() if name.endswith(".npy")} == {
         name: data for name, data in many.items() if name.endswith(".npy")
@@ -89,11 +89,11 @@ def folder_of(negatives_dir):
 def test_several_jobs_need_one_checkpoint_and_a_run(trained, dataset_dir, tmp_path):
     data = [f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}", "--shard=0/2"]
     with pytest.raises(InputError, match="--shard needs the number of a checkpoint in --step"):
-        mine_negatives.main([*data, f"--run_dir={trained}"])
-    with pytest.raises(InputError, match="BM25 mines in one job"):
-        mine_negatives.main([*data, "--bm25"])
+        cli.call("mine pairs", [*data, f"--run_dir={trained}"])
+    with pytest.raises(InputError, match="--shard changes nothing beside --bm25"):
+        cli.call("mine pairs", [*data, "--bm25"])
     with pytest.raises(InputError, match="--step changes nothing beside --bm25"):
-        mine_negatives.main([*data, "--bm25", "--step=1"])
+        cli.call("mine pairs", [*data, "--bm25", "--step=1"])
 
 
 def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, dataset_dir, tmp_path):
@@ -101,8 +101,8 @@ def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, datas
     outputs.write_json(run_dir / "run.json", {**outputs.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})
     margin = 0.05
     options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "num_neg_docs": 10, "keep_identical_ids": True}
-    printed(mine_negatives, **options, negatives_dir=tmp_path / "all")
-    printed(mine_negatives, **options, negatives_dir=tmp_path / "far", margin=margin)
+    printed("mine pairs", **options, negatives_dir=tmp_path / "all")
+    printed("mine pairs", **options, negatives_dir=tmp_path / "far", margin=margin)
     run = load_run(run_dir)
     query_store, doc_store = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     passages = PassageStore(doc_store, 6, max_passages=3)
@@ -122,14 +122,14 @@ def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, datas
 def test_each_call_adds_a_generation_and_the_same_seed_draws_the_same(printed, trained, dataset_dir, tmp_path):
     found = []
     for number in (1, 2):
-        report = printed(mine_negatives, run_dir=trained, dataset_dir=dataset_dir, negatives_dir=tmp_path, num_neg_docs=2)
+        report = printed("mine pairs", run_dir=trained, dataset_dir=dataset_dir, negatives_dir=tmp_path, num_neg_docs=2)
         assert report["generation_dir"].endswith(f"00000{number}")
         found.append(read(tmp_path)[1])
     assert found[0] == found[1]
 
 
 def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_path):
-    printed(mine_negatives, bm25=True, dataset_dir=dataset_dir, negatives_dir=tmp_path)
+    printed("mine pairs", bm25=True, dataset_dir=dataset_dir, negatives_dir=tmp_path)
     _, lines = read(tmp_path)
     texts = {doc_id: f"{title} {text}" for doc_id, title, text in tiny_run.DOCS}
     words = dict(tiny_run.QUERIES)
@@ -155,17 +155,17 @@ def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_pa
 def test_what_cannot_be_mined_is_refused_and_nothing_is_written(printed, dataset_dir, tmp_path, monkeypatch, flags, sentence):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=sentence):
-        printed(mine_negatives, dataset_dir=dataset_dir, **flags)
+        printed("mine pairs", dataset_dir=dataset_dir, **flags)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_split_without_anything_relevant_is_refused(printed, tmp_path):
     beir.write(tmp_path / "data", tiny_run.DOCS, tiny_run.QUERIES, {"train": {"q0": {"d0": 0}}})
     with pytest.raises(InputError, match="no document is judged relevant, so there is nothing to mine for"):
-        printed(mine_negatives, bm25=True, dataset_dir=tmp_path / "data", negatives_dir=tmp_path / "out")
+        printed("mine pairs", bm25=True, dataset_dir=tmp_path / "data", negatives_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_another_miner_holds_is_refused_before_anything_is_read(dataset_dir, tmp_path):
     with only_miner(tmp_path), pytest.raises(InputError, match=r"is mining into .* already; stop it first"):
-        mine_negatives.main(["--bm25", f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}"])
+        cli.call("mine pairs", ["--bm25", f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from de_jax.tools import plan_run
+from de_jax import cli
 from de_jax.types import InputError
 
 RECIPE = ["--gin_file=recipes/samtone_both.gin", "--gin_file=models/t5_1_1_tiny.gin"]
@@ -17,7 +17,7 @@ SMALL = ["--gin.Optimization.optimizer=@adamw", *(f"--gin.T5Config.{name}={value
 @pytest.mark.short_soak
 def test_plan_of_simulated_devices_is_one_json_object(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--gin.PairsOptions.max_doc_length=16"]
-    plan_run.main([*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.Devices.num_chunks=2"])
+    cli.call("plan", [*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.Devices.num_chunks=2"])
     report = json.loads(capsys.readouterr().out)
     assert report["mesh"] == {"data": 4, "fsdp": 2, "tensor": 1}
     assert (report["batch_size"], report["query_length"], report["doc_length"]) == (32, 8, 16)
@@ -31,8 +31,8 @@ def test_plan_of_simulated_devices_is_one_json_object(capsys):
 @pytest.mark.soak
 def test_packed_texts_are_fewer_rows(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=cpu:2"]
-    plan_run.main([*RECIPE, *SMALL, *shape])
-    plan_run.main([*RECIPE, *SMALL, *shape, "--query_rows=8", "--doc_rows=10"])
+    cli.call("plan", [*RECIPE, *SMALL, *shape])
+    cli.call("plan", [*RECIPE, *SMALL, *shape, "--query_rows=8", "--doc_rows=10"])
     padded, packed = map(json.loads, capsys.readouterr().out.splitlines())
     assert packed["executed_flops"] < 0.5 * padded["executed_flops"]
     assert packed["memory_gib"]["temporaries"] <= padded["memory_gib"]["temporaries"]
@@ -44,7 +44,7 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     mined = ["--gin.Recipe.loss=@ance", "--gin.PairsOptions.negatives_dir=some", "--gin.PairsOptions.num_neg_docs=3"]
     flops = []
     for more in ([], mined, [*mined, "--gin.PairsOptions.max_passages=2"]):
-        plan_run.main([*shape, "--topology=cpu:2", *more])
+        cli.call("plan", [*shape, "--topology=cpu:2", *more])
         report = json.loads(capsys.readouterr().out)
         flops.append(report["executed_flops"])
         assert report["executed_flops"] > 0.5 * report["useful_flops"]
@@ -56,7 +56,7 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
 @pytest.mark.soak
 def test_plan_for_a_tpu_says_whether_it_fits(capsys):
     pytest.importorskip("libtpu")
-    plan_run.main([*RECIPE, *SMALL, "--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=v6e:2x2"])
+    cli.call("plan", [*RECIPE, *SMALL, "--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=v6e:2x2"])
     report = json.loads(capsys.readouterr().out)
     assert (report["fits"], report["device"], report["available_gib"]) == (True, "TPU v6 lite", 31.25)
     assert 0 < report["estimate"]["compute_seconds"] < report["estimate"]["collective_seconds"] < 1
@@ -77,7 +77,7 @@ def test_plan_for_a_tpu_says_whether_it_fits(capsys):
 )
 def test_plan_that_cannot_be_meant_is_refused(arguments, message):
     with pytest.raises(InputError, match=message):
-        plan_run.main([*RECIPE, *SMALL, *arguments])
+        cli.call("plan", [*RECIPE, *SMALL, *arguments])
 
 
 @pytest.mark.soak
@@ -88,9 +88,9 @@ def test_a_negative_cache_lies_in_equal_shares_on_the_devices(capsys):
         "--gin.NegativeCache.capacity=4194304",
         "--gin.NegativeCache.num_negatives=2",
     ]
-    plan_run.main([*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:2"])
+    cli.call("plan", [*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:2"])
     report = json.loads(capsys.readouterr().out)
     assert report["negative_cache_gib"] == round(4194304 // 2 * 4 * (16 + 8 + 4) / 2**30, 3)
     assert report["memory_gib"]["aliased"] >= report["negative_cache_gib"]  # a step changes it in its place
     with pytest.raises(InputError, match="capacity 4194301 is not divisible by the 2 devices"):
-        plan_run.main([*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:2", "--gin.NegativeCache.capacity=4194301"])
+        cli.call("plan", [*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:2", "--gin.NegativeCache.capacity=4194301"])

@@ -1,4 +1,4 @@
-"""push_to_hub against a stand-in for the hub's API: nothing is sent unasked, and what is sent is the export."""
+"""export hub against a stand-in for the hub's API: nothing is sent unasked, and what is sent is the export."""
 
 import types
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from de_jax import cli
 from de_jax.interop import peft_adapters
-from de_jax.tools import export_model, push_to_hub
 from de_jax.types import InputError
 
 
@@ -42,13 +42,13 @@ def api(monkeypatch):
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("out") / "sde"
-    export_model.main([f"--run_dir={trained}", "--format=sentence_transformers", f"--out_dir={folder}", "--license=mit"])
+    cli.call("export model", [f"--run_dir={trained}", "--format=sentence_transformers", f"--out_dir={folder}", "--license=mit"])
     return folder
 
 
 def pushed(printed, folder, **flags):
-    """What the tool prints; the folder comes first on its command line."""
-    return printed(types.SimpleNamespace(main=lambda argv: push_to_hub.main([str(folder), *argv])), **flags)
+    """What the command prints; the folder comes first on its command line."""
+    return printed("export hub", str(folder), **flags)
 
 
 def test_it_sends_nothing_unless_told_so(exported, api, printed, capsys):
@@ -59,7 +59,7 @@ def test_it_sends_nothing_unless_told_so(exported, api, printed, capsys):
     assert report["files"] == there
     assert report["num_bytes"] == sum(there.values())
     assert report["card"] == (exported / "README.md").read_text()
-    push_to_hub.main([str(exported), "--repo=my-org/sde"])
+    cli.call("export hub", [str(exported), "--repo=my-org/sde"])
     told = capsys.readouterr().err
     assert "Nothing was sent; with --yes this goes to my-org/sde." in told
     assert "license: mit" in told
@@ -89,7 +89,7 @@ def test_without_a_token_or_a_network_it_says_so(exported, api, printed, monkeyp
 
 
 def test_what_is_not_an_export_is_refused(trained, exported, api, printed, tmp_path):
-    with pytest.raises(InputError, match=r"is a run; export it first: de-jax export_model --run_dir=.* --format=sentence_tr"):
+    with pytest.raises(InputError, match=r"is a run; export it first: de-jax export model --run_dir=.* --format=sentence_tr"):
         pushed(printed, trained, repo="my-org/sde", yes=True)
     with pytest.raises(InputError, match="is not an exported model"):
         pushed(printed, tmp_path, repo="my-org/sde", yes=True)
@@ -107,7 +107,7 @@ def test_what_is_not_an_export_is_refused(trained, exported, api, printed, tmp_p
 
 @pytest.mark.parametrize("format", ["safetensors", "serving", "t5x"])
 def test_every_format_is_known(trained, printed, tmp_path, format):
-    printed(export_model, run_dir=trained, format=format, out_dir=tmp_path / "out")
+    printed("export model", run_dir=trained, format=format, out_dir=tmp_path / "out")
     assert "README.md" in pushed(printed, tmp_path / "out", repo="my-org/sde")["files"]
 
 

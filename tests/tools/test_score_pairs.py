@@ -7,6 +7,7 @@ import tiny_run
 import torch
 import transformers
 
+from de_jax import cli
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
@@ -16,7 +17,6 @@ from de_jax.data.sources.training_set import open_stores
 from de_jax.mining import teacher
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
-from de_jax.tools import score_pairs
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -39,7 +39,7 @@ def read(folder):
 
 def test_a_runs_scores_are_the_inner_products_of_its_embeddings(printed, trained, dataset_dir, negatives_dir, tmp_path):
     flags = {"dataset_dir": dataset_dir, "negatives_dir": negatives_dir, "model": trained, "out_dir": tmp_path / "scores"}
-    report = printed(score_pairs, **flags)
+    report = printed("score pairs", **flags)
     assert (report["num_queries"], report["num_docs"], report["num_scores"]) == (1, 4, 4)
     run, found = load_run(trained), read(tmp_path / "scores")
     stores = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
@@ -48,7 +48,7 @@ def test_a_runs_scores_are_the_inner_products_of_its_embeddings(printed, trained
     for (query, doc), score in found.items():
         np.testing.assert_allclose(score, docs[stores[1].row_of(doc)] @ queries[stores[0].row_of(query)], atol=1e-6)
     assert {path.name for path in (tmp_path / "scores").iterdir()} == {"scores.tsv", "manifest.json", "checksums.json"}
-    assert printed(score_pairs, **flags) == report
+    assert printed("score pairs", **flags) == report
     pairs = np.array([[stores[0].row_of("q2"), stores[1].row_of("d2")]], np.int32)
     scored = np.array([[stores[1].row_of(doc) for doc in ("d2", "d9", "d5")]])
     of_batch = teacher_scores.of_file(tmp_path / "scores", TrainingPairs("toy", *stores, pairs))(np.array([0]), scored)
@@ -57,10 +57,10 @@ def test_a_runs_scores_are_the_inner_products_of_its_embeddings(printed, trained
 
 def test_jobs_that_share_the_texts_of_a_run_score_what_one_scores(printed, trained, dataset_dir, negatives_dir, tmp_path):
     flags = {"dataset_dir": dataset_dir, "negatives_dir": negatives_dir, "model": trained}
-    one = printed(score_pairs, **flags, out_dir=tmp_path / "one")
+    one = printed("score pairs", **flags, out_dir=tmp_path / "one")
     for shard in ("1/2", "0/2"):
-        assert printed(score_pairs, **flags, out_dir=tmp_path / "many", shard=shard) == {"shard": shard}
-    assert printed(score_pairs, **flags, out_dir=tmp_path / "many") == {**one, "out_dir": str(tmp_path / "many")}
+        assert printed("score pairs", **flags, out_dir=tmp_path / "many", shard=shard) == {"shard": shard}
+    assert printed("score pairs", **flags, out_dir=tmp_path / "many") == {**one, "out_dir": str(tmp_path / "many")}
     assert {path.name: path.read_bytes() for path in (tmp_path / "many").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()
     }
@@ -90,7 +90,7 @@ def test_the_pairs_of_a_folder_of_pairs_are_scored_with_its_negatives(printed, t
     candidates = teacher.of_pair_store(tmp_path / "pairs")
     assert candidates.queries == {"a": "red fox", "b": "deep blue sea"}
     assert candidates.docs == {"x": "the whale", "y": "the fox"}
-    printed(score_pairs, pairs_dir=tmp_path / "pairs", model=trained, out_dir=tmp_path / "scores")
+    printed("score pairs", pairs_dir=tmp_path / "pairs", model=trained, out_dir=tmp_path / "scores")
     store = pair_store.open_pair_store(tmp_path / "pairs")
     scores = teacher_scores.of_file(tmp_path / "scores", store)
     found, expected = scores(np.arange(2), np.array([[0, 1], [1, -1]])), read(tmp_path / "scores")
@@ -105,7 +105,7 @@ def test_a_cross_encoders_scores_are_its_logits(printed, dataset_dir, negatives_
     model.save_pretrained(tmp_path / "teacher")
     tokenizer.save_pretrained(tmp_path / "teacher")
     flags = {"cross_encoder": tmp_path / "teacher", "max_length": 24, "batch_size": 3, "out_dir": tmp_path / "scores"}
-    printed(score_pairs, dataset_dir=dataset_dir, negatives_dir=negatives_dir, **flags)
+    printed("score pairs", dataset_dir=dataset_dir, negatives_dir=negatives_dir, **flags)
     queries, docs = dict(tiny_run.QUERIES), {doc_id: f"{title} {text}" for doc_id, title, text in tiny_run.DOCS}
     for (query, doc), score in read(tmp_path / "scores").items():
         tokens = tokenizer(queries[query], docs[doc], return_tensors="pt", truncation=True, max_length=24)
@@ -169,9 +169,9 @@ def test_scores_that_are_no_numbers_and_folders_of_others_are_refused(tmp_path):
         (["--pairs_dir=pairs", "--split=dev", "--model=m"], "--split changes nothing beside --pairs_dir"),
         (["--dataset_dir=d", "--max_length=9", "--model=m"], "--max_length changes nothing beside --model"),
         (["--dataset_dir=absent", "--model=m"], "absent"),
-        (["--dataset_dir=absent"], "one of the arguments --cross_encoder --model is required"),
+        (["--dataset_dir=absent"], "--cross_encoder or --model is missing; give one"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(flags, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence):
-        score_pairs.main([*flags, f"--out_dir={tmp_path / 'scores'}"])
+        cli.call("score pairs", [*flags, f"--out_dir={tmp_path / 'scores'}"])

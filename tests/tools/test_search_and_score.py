@@ -1,4 +1,4 @@
-"""encode_corpus, search and evaluate_pairs on a tiny run with random parameters."""
+"""encode corpus, search and evaluate pairs on a tiny run with random parameters."""
 
 import io
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_run import DOCS, QRELS, QUERIES, WORDS
 
-from de_jax import arguments
+from de_jax import arguments, cli
 from de_jax.data.sources import pair_writer
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
@@ -18,23 +18,22 @@ from de_jax.models import processor
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.tools import encode_corpus, evaluate_beir, evaluate_pairs, search
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
 def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):
     out_dir = tmp_path / "embeddings"
-    summary = printed(encode_corpus, run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
+    summary = printed("encode corpus", run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
     made = {"out_dir": str(out_dir), "step": 7, "num_docs": 10, "dim": 8, "max_doc_length": 24}
     assert summary == made | {"dtype": processor.fast_dtype()}
     ids, embeddings, _ = open_embeddings(out_dir)
     assert ids == [doc[0] for doc in DOCS]
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
     flags = {"run_dir": trained, "dataset_dir": dataset_dir, "query": "red fox"}
-    assert printed(search, embeddings_dir=out_dir, **flags) == printed(search, **flags)
+    assert printed("search", embeddings_dir=out_dir, **flags) == printed("search", **flags)
     with pytest.raises(InputError, match="is not by step 3"):
-        printed(search, embeddings_dir=out_dir, step=3, **flags)
+        printed("search", embeddings_dir=out_dir, step=3, **flags)
 
 
 def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):
@@ -42,34 +41,34 @@ def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_ac
     folders = {dtype: tmp_path / dtype for dtype in ("float32", "bfloat16")}
     found = {}
     for dtype, out_dir in folders.items():
-        printed(encode_corpus, **flags, out_dir=out_dir, dtype=dtype)
+        printed("encode corpus", **flags, out_dir=out_dir, dtype=dtype)
         found[dtype] = open_embeddings(out_dir)[1]
     assert 0 < np.max(np.abs(found["bfloat16"] - found["float32"])) < 0.03
-    assert printed(search, embeddings_dir=folders["bfloat16"], query="red fox", **flags)["results"]
+    assert printed("search", embeddings_dir=folders["bfloat16"], query="red fox", **flags)["results"]
 
 
 def test_encode_corpus_takes_a_file_and_refuses_the_folder_of_another_step(trained, dataset_dir, tmp_path, printed):
     corpus, out_dir = dataset_dir / "corpus.jsonl.gz", tmp_path / "embeddings"
-    first = printed(encode_corpus, run_dir=trained, corpus=corpus, out_dir=out_dir, step=3)
+    first = printed("encode corpus", run_dir=trained, corpus=corpus, out_dir=out_dir, step=3)
     assert first["step"] == 3
-    assert printed(encode_corpus, run_dir=trained, corpus=corpus, out_dir=out_dir, step=3) == first
+    assert printed("encode corpus", run_dir=trained, corpus=corpus, out_dir=out_dir, step=3) == first
     with pytest.raises(InputError, match="was begun with model"):
-        encode_corpus.main(["--run_dir", str(trained), "--corpus", str(corpus), "--out_dir", str(out_dir)])
+        cli.call("encode corpus", ["--run_dir", str(trained), "--corpus", str(corpus), "--out_dir", str(out_dir)])
 
 
 def test_jobs_that_share_a_corpus_write_what_one_writes(trained, dataset_dir, tmp_path, printed):
     flags = {"run_dir": trained, "dataset_dir": dataset_dir, "step": 7, "texts_per_shard": 3}
-    one = printed(encode_corpus, **flags, out_dir=tmp_path / "one")
+    one = printed("encode corpus", **flags, out_dir=tmp_path / "one")
     for shard in ("1/2", "0/2"):
-        assert printed(encode_corpus, **flags, out_dir=tmp_path / "many", shard=shard) == {"shard": shard}
-    assert printed(encode_corpus, **flags, out_dir=tmp_path / "many") == {**one, "out_dir": str(tmp_path / "many")}
+        assert printed("encode corpus", **flags, out_dir=tmp_path / "many", shard=shard) == {"shard": shard}
+    assert printed("encode corpus", **flags, out_dir=tmp_path / "many") == {**one, "out_dir": str(tmp_path / "many")}
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "many" / path.name).read_bytes()
     assert not [*tmp_path.glob("many.*")]
 
 
 def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
-    found = printed(search, run_dir=trained, dataset_dir=dataset_dir, query="quick red fox", k=4, dtype="float32")
+    found = printed("search", run_dir=trained, dataset_dir=dataset_dir, query="quick red fox", k=4, dtype="float32")
     assert found["query"] == "quick red fox"
     assert [result["rank"] for result in found["results"]] == [1, 2, 3, 4]
     run = load_run(trained)
@@ -90,24 +89,24 @@ def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
 
 def test_the_second_search_encodes_no_document(trained, dataset_dir, printed, monkeypatch):
     flags = {"run_dir": trained, "dataset_dir": dataset_dir, "query": "red fox"}
-    first = printed(search, **flags)
+    first = printed("search", **flags)
     monkeypatch.setattr(DualEncoder, "encode_doc", None)
-    assert printed(search, **flags) == first
+    assert printed("search", **flags) == first
 
 
 def test_the_prompt_answers_until_an_empty_line(trained, dataset_dir, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("red fox\ngrey wolf\n\nnever asked\n"))
-    search.main(["--run_dir", str(trained), "--dataset_dir", str(dataset_dir), "--k", "2"])
+    cli.call("search", ["--run_dir", str(trained), "--dataset_dir", str(dataset_dir), "--k", "2"])
     out = capsys.readouterr().out
     assert sum(line.strip().startswith(("1 ", "2 ")) for line in out.splitlines()) == 4
     for text in ("red fox", "grey wolf"):
-        search.main(["--run_dir", str(trained), "--dataset_dir", str(dataset_dir), "--k", "1", "--query", text])
+        cli.call("search", ["--run_dir", str(trained), "--dataset_dir", str(dataset_dir), "--k", "1", "--query", text])
         assert f"  {json.loads(capsys.readouterr().out)['results'][0]['id']}\n" in out
 
 
 def test_the_prompt_ends_with_its_input(trained, dataset_dir, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    search.main(["--run_dir", str(trained), "--dataset_dir", str(dataset_dir)])
+    cli.call("search", ["--run_dir", str(trained), "--dataset_dir", str(dataset_dir)])
     assert capsys.readouterr().out == ""
 
 
@@ -127,26 +126,27 @@ def test_a_long_text_is_shown_by_its_beginning():
 @pytest.mark.parametrize(
     ("tool", "flags", "message"),
     [
-        (search, ["--query", " "], "--query is empty"),
-        (search, ["--query", "fox", "--k", "0"], "--k is 0"),
-        (encode_corpus, ["--out_dir", "x", "--dataset_dir", "absent"], "holds no corpus"),
+        ("search", ["--query", " "], "--query is empty"),
+        ("search", ["--query", "fox", "--k", "0"], "--k is 0"),
+        ("encode corpus", ["--out_dir", "x", "--dataset_dir", "absent"], "absent does not exist"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_loads(dataset_dir, monkeypatch, tool, flags, message):
-    monkeypatch.setattr(arguments, "model", None)
+    monkeypatch.setattr(arguments, "open_model", None)
     if "--dataset_dir" not in flags:
         flags = [*flags, "--dataset_dir", str(dataset_dir)]
     with pytest.raises(InputError, match=message):
-        tool.main(["--run_dir", "absent", *flags])
+        cli.call(tool, ["--run_dir", "absent", *flags])
 
 
-@pytest.mark.parametrize("tool", [encode_corpus, search])
+@pytest.mark.parametrize("tool", ["encode corpus", "search"])
 def test_duplicate_ids_name_the_file(trained, tmp_path, tool):
     path = tmp_path / "corpus.tsv"
     path.write_text("d0\tfox\nd1\twolf\nd0\tfox\n")
     with pytest.raises(InputError, match=r"corpus\.tsv(, line 3: the id d0 was used|: 1 duplicate ids; 'd0')"):
-        tool.main(
-            [f"--run_dir={trained}", f"--dataset_dir={tmp_path}", *(["--out_dir=x"] if tool is encode_corpus else ["--query=a"])]
+        cli.call(
+            tool,
+            [f"--run_dir={trained}", f"--dataset_dir={tmp_path}", *(["--out_dir=x"] if tool == "encode corpus" else ["--query=a"])],
         )
 
 
@@ -175,11 +175,11 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
     for step, keep in itertools.product((3, 7), (False, True)):
         flags = {"keep_identical_ids": True} if keep else {}
         ranks = tmp_path / "ranks.json"
-        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=step, out_ranks=ranks, **flags)
+        report = printed("evaluate pairs", run_dir=trained, pairs_dir=folder, step=step, out_ranks=ranks, **flags)
         assert first_ranks.means(first_ranks.read(ranks)) == {name: report[name] for name in first_ranks.NAMES}
         measures = ["nDCG@10", "RR@10", "P@1", "RR"]
         expected = printed(
-            evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, measures=measures, **flags
+            "evaluate beir", run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, measures=measures, **flags
         )["dense"]
         assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, step)
         scores[step, keep] = {name: report[name] for name in ("ndcg@10", "mrr@10", "p@1", "mrr")}
@@ -190,8 +190,8 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
 def test_an_export_that_cannot_score_the_run_is_refused(trained, tmp_path):
     folder = export(tmp_path / "pairs", load_run(trained).query.tokenizer, with_dev=False)
     with pytest.raises(InputError, match="has no judgements; write it with --dev_fraction or --dev_split"):
-        evaluate_pairs.main([f"--run_dir={trained}", f"--pairs_dir={folder}"])
+        cli.call("evaluate pairs", [f"--run_dir={trained}", f"--pairs_dir={folder}"])
     train_sentencepiece([f"{a} {b}" for a in WORDS for b in WORDS], tmp_path / "spiece.model", vocab_size=28)
     folder = export(tmp_path / "other", load_tokenizer(tmp_path / "spiece.model"))
     with pytest.raises(InputError, match="holds another query vocabulary than"):
-        evaluate_pairs.main([f"--run_dir={trained}", f"--pairs_dir={folder}"])
+        cli.call("evaluate pairs", [f"--run_dir={trained}", f"--pairs_dir={folder}"])

@@ -146,7 +146,8 @@ def test_small_arrays_of_many_devices_are_saved_without_a_program_for_each(tmp_p
             checkpoints.wait()
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
-    assert len(compiled) <= 2  # the sum, and whether all is finite
+    shapes = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((placed.params, placed.opt_state))}
+    assert len(compiled) <= 1 + len(shapes)  # the sum, and whether all is finite; not one for each device
 
 
 @pytest.mark.parametrize("part", ["params", "training"])

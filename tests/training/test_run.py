@@ -58,6 +58,6 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
 def test_a_model_of_another_library_is_told_how_it_becomes_a_run(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
     with pytest.raises(
-        InputError, match=r"is another library's model; make a run of it with de-jax import_model --run_dir=<run> --from="
+        InputError, match=r"is another library's model; make a run of it with de-jax import model --run_dir=<run> --from="
     ):
         load_run(tmp_path)

@@ -21,7 +21,7 @@ from de_jax.training.run import run_log
 from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.run.fit import Stop, fit
 from de_jax.training.step.train_step import init_state, make_train_step
-from de_jax.types import Batch, InputError, TrainState
+from de_jax.types import Batch, InputError, Packed, TrainState
 
 NUM_STEPS = 6
 ENCODER = T5Config(
@@ -178,6 +178,17 @@ def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_pa
     run_log.jsonl_sink(tmp_path, 0)(0, {"alignment": 1.0})  # of a run that was killed before its first checkpoint
     run_log.jsonl_sink(tmp_path, 0)(0, {"alignment": 1.0})
     assert run_log.read_metrics(tmp_path / run_log.METRICS_FILE) == [{"step": 0, "alignment": 1.0}]
+
+
+def test_a_new_shape_is_named_when_it_is_compiled_and_only_then(capsys):
+    step = run_log.naming_shapes(lambda state, batch: (state, {}))
+    packed = Packed(np.ones((3, 8), np.int32), np.ones((3, 4), np.int32), np.arange(5, dtype=np.int32))
+    for rows in (5, 5, 6):
+        ids = np.arange(rows, dtype=np.int32)
+        step(None, Batch(query=packed, doc=np.ones((rows, 16), np.int32), query_id=ids, doc_id=ids))
+    said = capsys.readouterr().err.splitlines()
+    assert said[::2] == [f"compiling an update for batches of query 3 x 8, doc {rows} x 16" for rows in (5, 6)]
+    assert [line[:12] for line in said[1::2]] == ["compiled in "] * 2
 
 
 def test_a_log_that_is_damaged_in_its_middle_loses_the_damaged_line_alone(tmp_path):

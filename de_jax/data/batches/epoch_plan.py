@@ -34,7 +34,7 @@ class EpochPlan:
         Raises:
             InputError: not even one batch can be filled.
         """
-        self._pairs = pairs.astype(np.int64)
+        self._pairs = np.stack([_by_first_place(texts) for texts in pairs.T], axis=1)
         self._batch_size = batch_size
         self._seed = seed
         self._unique = unique_in_batch
@@ -96,6 +96,12 @@ class EpochPlan:
         num_batches = min(self._most, len(kept) // self._batch_size)
         batches, left = np.split(kept, [num_batches * self._batch_size])
         return np.concatenate([batches.reshape(self._batch_size, num_batches).T.reshape(-1), left])
+
+
+def _by_first_place(texts: np.ndarray) -> np.ndarray:
+    """The texts numbered in the order of their first places, so that a plan is the same however a store numbers them."""
+    _, first, which = np.unique(texts, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[which]
 
 
 def _most_batches(pairs: np.ndarray, batch_size: int) -> int:

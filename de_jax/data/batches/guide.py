@@ -1,7 +1,7 @@
 """A guide's embeddings of the texts in a batch, by which a loss tells false negatives; see `losses.guided`.
 
 <guide_dir>/
-    queries/, docs/    embeddings.npy float32 [n, G] and ids.json, as encode_corpus writes them
+    queries/, docs/    embeddings.npy float32 [n, G] and ids.json, as encode corpus writes them
     manifest.json      the guide and the texts it embedded; written last
 """
 
@@ -26,7 +26,7 @@ _OF_TEXTS = dict.fromkeys(KINDS, str)
 GUIDE = Kind(
     "guide",
     Record({"guide": str, "dim": PositiveInt, "texts": Record(_OF_TEXTS)}),
-    make="run encode_guide on it until it ends",
+    make="run de-jax encode guide on it until it ends",
     mend="delete the folder and encode again",
 )
 _KIND_OF = {"query": "queries", "doc": "docs", "neg_docs": "docs", "neg_queries": "queries"}
@@ -52,7 +52,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     """The embeddings of a guide for the texts of two stores.
 
     Args:
-        guide_dir: written by `de-jax encode_guide`.
+        guide_dir: written by `de-jax encode guide`.
         query_store, doc_store: the texts of the rows.
         hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
 
@@ -65,7 +65,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     for kind, store in zip(KINDS, (doc_store, query_store), strict=True):
         if manifest["texts"][kind] not in (hashes.get(kind), store.content_hash):
             raise InputError(
-                f"{folder} was made of other {kind} than the training pairs; run de-jax encode_guide on their data set, or on "
+                f"{folder} was made of other {kind} than the training pairs; run de-jax encode guide on their data set, or on "
                 "their folder of pairs."
             )
         sides[kind] = _opened(folder / kind, kind, store, manifest["dim"])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TEACHER_SCORES = Kind(
     "teacher scores",
     Record({"teacher": str, "texts": str, "num_scores": Count}),
-    make="run score_pairs on it until it ends",
+    make="run de-jax score pairs on it until it ends",
     mend="delete the folder and score the pairs again",
 )
 SCORES_FILE = "scores.tsv"
@@ -72,7 +72,7 @@ def of_file(path: str | Path, texts: TrainingPairs) -> ScoresOf:
         return score_of(pairs[chosen, :1], docs).astype(np.float32)
 
     if np.isnan(find(np.arange(len(pairs)), pairs[:, 1:])).all():
-        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score_pairs.")
+        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score pairs.")
     return find
 
 
@@ -104,7 +104,7 @@ def read(
     """The rows of queries, the rows of documents and the scores in a file by another model, such as a cross-encoder.
 
     Args:
-        path: a folder by `de-jax score_pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
+        path: a folder by `de-jax score pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
             line with unknown texts is skipped.
         query_store, doc_store: the texts.
 

@@ -27,6 +27,7 @@ from jaxtyping import Int, Int32, Int64, UInt8
 
 from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
 from de_jax.data.stores.store_writer import joined
+from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
@@ -251,7 +252,7 @@ def gold_queries(golds: Sequence[str], docs_of: Int[np.ndarray, " P"], num_docs:
 def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[Int32[np.ndarray, " t"], Int64[np.ndarray, " q"]]:
     """The tokens of some queries end to end, and how many each has; none of a blank one."""
     lengths, tokens = np.zeros(len(texts), np.int64), np.zeros(0, np.int32)
-    places = [place for place, text in enumerate(texts) if text.strip()]
+    places = [place for place, text in enumerate(texts) if input_policy.shown(text)]
     if places:
         encoded = tokenizer.encode([texts[place] for place in places])
         tokens, lengths[places] = joined([repr(texts[place][:40]) for place in places], encoded, tokenizer)

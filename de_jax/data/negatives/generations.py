@@ -143,10 +143,9 @@ def open_newest(folder: str | Path) -> Generation:
     there = numbers(folder)
     if not there and folder.is_dir() and (number := _number(folder.name)) is not None:
         return open_generation(folder.parent, number)
+    reading.require_folder(folder, "make one with de-jax mine pairs")
     if not there:
-        raise InputError(
-            f"{folder} is not a generation of negatives and contains no generation; make one with de-jax mine_negatives."
-        )
+        raise InputError(f"{folder} is not a generation of negatives and contains no generation; make one with de-jax mine pairs.")
     for number in reversed(there):
         try:
             return open_generation(folder, number)

@@ -103,7 +103,7 @@ class MinedNegatives:
             return
         there = self._numbers()
         if not there:
-            raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
+            raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine pairs.")
         self._opened(there[-1])  # says how it is damaged
 
     def needs_first(self, known: Sequence[Switch] = ()) -> bool:

@@ -46,9 +46,9 @@ class PairsOptions:
         negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
             "{source}" for the name of a source of a mixture. "" uses only the negatives of the source itself, if it has any.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
-        teacher_scores: a teacher's scores of training pairs and their negatives, an output of `de-jax score_pairs`; "" uses the
+        teacher_scores: a teacher's scores of training pairs and their negatives, an output of `de-jax score pairs`; "" uses the
             scores of the source itself, if it has any.
-        guide_dir: embeddings of all texts by another model, for the loss `guided`, an output of `de-jax encode_guide`; "" trains
+        guide_dir: embeddings of all texts by another model, for the loss `guided`, an output of `de-jax encode guide`; "" trains
             without a guide.
         expansion: generated queries of the corpus, an output of `de-jax doc2query`.
         curriculum: chooses the generated query that follows each document's text; None leaves documents unchanged.

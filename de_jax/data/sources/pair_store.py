@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +55,7 @@ PAIR_STORE = Kind(
             "has_dev": bool,
         }
     ),
-    make="write one with de-jax import_pairs or export_batches",
+    make="write one with de-jax import pairs or import task",
     mend="remove the folder of pairs and write it again",
 )
 _READ_AS = "table 3"
@@ -66,7 +65,7 @@ _DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<
 
 @checked
 def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
-    """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
+    """Opens a folder of pairs for training, as `import pairs` and `import task` write it; nothing but numpy is needed.
 
     Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
 
@@ -82,7 +81,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import pairs or import task>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
     return trained_on(store, options, share)
@@ -297,8 +296,7 @@ def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
     """The queries, those of these rows by the document tower's tokenizer: the tokens of what their own tokens spell."""
     if store.query_tokenizer.fingerprint == store.doc_tokenizer.fingerprint:
         return store.query_store
-    found, (starts, ends) = copy.copy(store.query_store), (store.query_store.offsets[rows], store.query_store.offsets[rows + 1])
-    texts = store.query_tokenizer.decode([store.query_store.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
+    found, texts = copy.copy(store.query_store), store.query_tokenizer.decode(store.query_store.tokens_of(rows))
     tokens = dict(zip(rows.tolist(), store.doc_tokenizer.encode(texts), strict=True))
     lengths = [len(tokens.get(row, ())) for row in range(found.num_texts)]
     found.tokens = np.concatenate([np.zeros(0, np.int32), *(tokens[row] for row in sorted(tokens))])
@@ -309,8 +307,7 @@ def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
 
 def _query_texts(store: TrainingPairs) -> list[str]:
     """Each pair's query."""
-    tokens, offsets = store.query_store.tokens, store.query_store.offsets
-    texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
+    texts = store.query_tokenizer.decode(store.query_store.tokens_of(np.arange(store.query_store.num_texts)))
     return [texts[row] for row in store.pairs[:, 0].tolist()]
 
 

@@ -49,7 +49,7 @@ def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
             write_beir(out_dir, Tables(table), only_split=beir.ANY_SPLIT)
         except InputError as error:
             raise InputError(
-                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import_pairs --format=beir."
+                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import pairs --format=beir."
             ) from None
         return out_dir
 

@@ -26,7 +26,7 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
 from de_jax.files import outputs, reading
-from de_jax.settings import LocalPath, checked
+from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import Batches, InputError
 
 
@@ -110,6 +110,7 @@ def beir_pairs(
     dataset_dir: LocalPath = "",
     *,
     split: str = "train",
+    dev_fraction: ShareBelowOne = 0.0,
     skip_empty: bool = False,
     options: PairsOptions = PairsOptions(),
     share: Share = Share(),
@@ -119,6 +120,8 @@ def beir_pairs(
     Args:
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         split: whose judgements are the training pairs.
+        dev_fraction: without `options.dev_split`, the share of the split's queries that score checkpoints and are not trained on;
+            a query is among them or not by its id.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
         options: how the pairs become batches; `tokenizer` must be set. Queries for both towers are of `dev_split`, else of the
             folder's dev split, else of the training split.
@@ -134,6 +137,11 @@ def beir_pairs(
     cache_dir, dev_split = options.cache_dir, options.dev_split
     stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     qrels = _read_split(dataset_dir, split)
+    dev_qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
+    if dev_split is None and dev_fraction and (dev_split := beir.dev_split(dataset_dir)) is None:
+        held_out = {query_id for query_id in qrels if int(_hash(query_id)[:12], 16) < dev_fraction * 2**48}
+        dev_qrels = {query_id: qrels[query_id] for query_id in held_out} or None
+        qrels = {query_id: docs for query_id, docs in qrels.items() if query_id not in held_out}
     rows = qrel_pairs(qrels, *stores)
     input_policy.tell_graded(
         beir.folder_of(dataset_dir).resolve().name, sum(grade <= 0 for judged in qrels.values() for grade in judged.values())
@@ -150,7 +158,7 @@ def beir_pairs(
         text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {},
         query_tokenizer=query_tokenizer,
         doc_tokenizer=doc_tokenizer,
-        dev_qrels=_read_split(dataset_dir, dev_split) if dev_split is not None else None,
+        dev_qrels=dev_qrels,
         own_queries=own_queries,
     )
     found = training_set(pairs, options, share)

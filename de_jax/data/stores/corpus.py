@@ -107,6 +107,10 @@ class TokenStore:
         rows = self._id_order[np.minimum(positions, self.num_texts - 1)]
         return np.where((self.encoded_ids[rows] == keys) & (np.strings.str_len(text_ids) <= keys.dtype.itemsize), rows, -1)
 
+    def tokens_of(self, rows: Int[np.ndarray, " r"]) -> list[Int32[np.ndarray, " t"]]:
+        """The tokens of some texts without special ones, as a tokenizer's `decode` takes them."""
+        return [self.tokens[start:end] for start, end in zip(self.offsets[rows], self.offsets[rows + 1], strict=True)]
+
     def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
         """Tokens of each text with its special tokens, after truncation to `max_length`."""
         self._body_room(max_length)

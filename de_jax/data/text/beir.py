@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO
 
 from de_jax.data.text import input_policy, table_files, trec_columns
 from de_jax.files import outputs
-from de_jax.files.reading import parse_json, read_lines
+from de_jax.files.reading import parse_json, read_lines, require_folder
 from de_jax.types import InputError
 
 Qrels = dict[str, dict[str, int]]
@@ -118,6 +118,7 @@ def folder_of(dataset_dir: str | Path) -> Path:
 def find_file(dataset_dir: str | Path, name: str) -> Path:
     """The file "corpus" or "queries" of a data set, in whichever of the known forms it has; see `folder_of`."""
     folder = folder_of(dataset_dir)
+    require_folder(folder, "give a data set in the BEIR layout, or a table")
     found = [path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
     if not found and folder != Path(dataset_dir):
         raise InputError(f"{dataset_dir} has no column of {name}; name one query, for example, or give a BEIR folder.")
@@ -151,8 +152,7 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     Raises:
         InputError: no such folder or no such split; lists the splits.
     """
-    if not folder_of(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is neither a folder nor a table; give a data set in the BEIR layout, or a table.")
+    require_folder(folder_of(dataset_dir), "give a data set in the BEIR layout, or a table")
     splits = find_splits(dataset_dir)
     split = split if split in splits else next((only for only in splits if only == ANY_SPLIT), split)
     if not splits and table_files.is_table(dataset_dir):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data.text import beir, table_files
+from de_jax.data.text import beir, input_policy, table_files
 from de_jax.data.text.input_policy import examples
 from de_jax.data.text.table_files import Table
 from de_jax.files import folders, json_objects
@@ -70,7 +70,7 @@ def read_questions(path: str | Path) -> Iterator[Question]:
         except ValueError as error:
             raise InputError(f"{place}: {error}.") from None
         sides = (list(map(_passage, found[name])) for name in ("positive_ctxs", "hard_negative_ctxs"))
-        yield Question(place, found["question"].strip(), *sides)
+        yield Question(place, input_policy.shown(found["question"]), *sides)
 
 
 def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
@@ -85,7 +85,7 @@ def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
             found = ast.literal_eval(answers)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             found = None
-        if not (isinstance(found, list) and found and all(isinstance(one, str) for one in found) and question.strip()):
+        if not (isinstance(found, list) and found and all(isinstance(one, str) for one in found) and input_policy.shown(question)):
             fault = fault or "not a question, a tab and a list of answers such as ['Paris']"
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -183,4 +183,5 @@ def _judged(split: str, files: Sequence[str | Path], max_positives: int) -> list
 
 
 def _passage(passage: dict[str, Any]) -> Passage:
-    return Passage(passage["passage_id"] or passage["psg_id"] or "", " ".join([passage["title"] or "", passage["text"]]).strip())
+    text = input_policy.shown(f"{passage['title'] or ''} {passage['text']}")
+    return Passage(passage["passage_id"] or passage["psg_id"] or "", text)

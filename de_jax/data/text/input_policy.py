@@ -7,7 +7,7 @@ are equal by chance. Whatever was left out, and whatever training cuts off, is c
 
 from __future__ import annotations
 
-import argparse
+import re
 import unicodedata
 import warnings
 from collections.abc import Collection, Mapping
@@ -15,23 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-
-def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, identical_ids: bool = False) -> None:
-    """Adds `--skip_empty`, and `--keep_identical_ids` where the command ranks documents for queries of the same data set."""
-    parser.add_argument("--skip_empty", action="store_true", help="leave empty texts out; judged ones count as not found")
-    if identical_ids:
-        add_identical_ids(parser)
-
-
-def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds `--keep_identical_ids`."""
-    parser.add_argument("--keep_identical_ids", action="store_true", help="also rank a document that has the query's id")
+_BLANK = ("Cc", "Cf", "Zl", "Zp", "Zs")
+_IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""Marks and letters that show nothing: joiners, fillers of Hangul, selectors of variants, the empty pattern of Braille."""
 
 
 def shown(text: str) -> str:
-    """The text without blanks at its ends; "" if it has zero-width characters alone."""
+    """The text without blanks at its ends; "" if it has only characters that show nothing: blank, zero-width or of control."""
     text = text.strip()
-    return text if text.isascii() or any(unicodedata.category(one) not in ("Cf", "Zs") for one in text) else ""
+    return text if any(unicodedata.category(one) not in _BLANK and not _IGNORED.match(one) for one in text) else ""
 
 
 def tell_empty_negatives(table: str, number: int) -> None:
@@ -43,7 +35,7 @@ def tell_empty_negatives(table: str, number: int) -> None:
 def tell_words(table: str, number: int) -> None:
     """Says how many texts are a word such as None."""
     if number:
-        _tell(f"{table}: {number} texts are the word None, nan or null; leave those cells empty if nothing was there.")
+        _tell(f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there.")
 
 
 def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:

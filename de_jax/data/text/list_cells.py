@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from de_jax.files import reading
 
-_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_OF_PYTHON = re.compile(
-    rf"\s*(?:\[\s*(?:{_QUOTED}(?:[\s,]+(?:{_QUOTED}|None|nan))*[\s,]*|\{{.*'text'\s*:.*\}}\s*)\]|\{{.*'text'\s*:.*\}})\s*",
-    re.DOTALL,
-)
-"""A document, or a list of texts or of documents, as Python, pandas or numpy print it."""
+_WITHOUT_COMMA = re.compile(r"""(['"}]|None|nan)\s+(?=['"{]|None|nan)""")
+"""Between the items of an array as numpy prints it."""
 
 
 def texts(cell: str, column: str) -> str | list[Any] | dict[str, Any]:
-    """The JSON object with a text, or the list of texts or such objects, that a cell of csv holds; any other cell as it is.
+    """The JSON object or list that a cell of csv holds; any other cell as it is, as a list of numbers alone.
 
     >>> texts('["beta", "gamma"]', "positive"), texts("[1] Smith", "positive")
     (['beta', 'gamma'], '[1] Smith')
 
     Raises:
-        ValueError: either as Python prints it; the rest of a sentence that the caller begins with the place.
+        ValueError: an object without a text, or either as Python prints it; the rest of a sentence that the caller begins with the
+            place.
     """
-    if not cell.lstrip().startswith(("[", "{")):
+    bare = cell.strip()
+    if (bare[:1], bare[-1:]) not in (("[", "]"), ("{", "}"), ("(", ")")):
         return cell
+    kind = "an object" if bare[0] == "{" else "a list"
     try:
-        found = reading.parse_json(cell)
+        found = reading.parse_json(bare)
     except ValueError:
-        found = None
-    is_document = lambda value: isinstance(value, dict) and "text" in value  # noqa: E731
-    if is_document(found) or (isinstance(found, list) and all(isinstance(one, str) or is_document(one) for one in found[:1])):
-        return found
-    if _OF_PYTHON.fullmatch(cell):
-        kind, shown = "an object" if cell.lstrip().startswith("{") else "a list", cell.strip()[:40]
-        raise ValueError(
-            f"column {column!r} holds {kind} as Python prints it, {shown}; write it as JSON, or the table as jsonl or parquet"
-        )
-    return cell
+        if _is_printed(bare):
+            as_python = f"holds {kind} as Python prints it, {bare[:40]}; write it as JSON"
+            raise ValueError(f"column {column!r} {as_python}, or the table as jsonl or parquet") from None
+        return cell
+    if isinstance(found, dict) and "text" not in found:
+        raise ValueError(f"column {column!r} holds an object without 'text', {bare[:40]}; if this is a text, write jsonl")
+    return found if not found or _has_texts(found) else cell
+
+
+def _has_texts(value: Any) -> bool:
+    """Whether a value is a text or an object, or a list with one, with an empty place or with another such list."""
+    return isinstance(value, str | dict) or (
+        isinstance(value, list | tuple) and any(one is None or _has_texts(one) for one in value)
+    )
+
+
+def _is_printed(cell: str) -> bool:
+    """Whether a cell is an object, or a list of texts or of objects, as Python, pandas or numpy print it."""
+    try:
+        found = ast.literal_eval(_WITHOUT_COMMA.sub(r"\1, ", cell).replace("nan", "None"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return not isinstance(found, str) and _has_texts(found)
 
 
 def numbers(value: Any, column: str, kind: str) -> Sequence[Any]:

@@ -48,8 +48,7 @@ def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = 
         InputError: no set there, a parquet file that is damaged or lacks a column, or what `beir` refuses.
     """
     root = Path(root)
-    if not root.is_dir():
-        raise InputError(f"{root} is not a folder; give one with NanoBEIR's sets.")
+    reading.require_folder(root, "give a folder with NanoBEIR's sets")
     found = {one: _converted(one, parts, Path(cache_dir)) for one, parts in _parquet_sets(root, name).items()}
     for folder in (root, *sorted(root.iterdir())):
         if (folder / "qrels").is_dir() and any(folder.glob("corpus.*")):

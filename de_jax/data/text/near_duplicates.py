@@ -61,6 +61,25 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
     return kept
 
 
+def resembling(texts: Iterable[str], others: Iterable[str], *, max_resemblance: float) -> set[int]:
+    """The places of the texts that share more of their three-word sequences with one of the others; found as `keep` finds them.
+
+    Example:
+        >>> resembling(["How do I open a file?", "What is a list?"], ["how do i open a file"], max_resemblance=0.7)
+        {0}
+    """
+    found: set[int] = set()
+    hashed = [shingles(text) for text in texts]
+    buckets: dict[tuple[int, int], list[int]] = {}
+    for place, own in enumerate(hashed):
+        for key in enumerate(_bands(own).tolist()):
+            buckets.setdefault(key, []).append(place)
+    for other in map(shingles, others):
+        near = {place for key in enumerate(_bands(other).tolist()) for place in buckets.get(key, ())} - found
+        found |= {place for place in near if resemblance({*hashed[place].tolist()}, {*other.tolist()}) > max_resemblance}
+    return found
+
+
 class Resemblances:
     """Which texts of a token store share most of their three-token sequences, for many pairs of texts at once.
 

@@ -360,14 +360,14 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
     """The rows of a batch, which is checked first; None for a row that is not UTF-8.
 
     Raises:
-        pyarrow.ArrowInvalid: a damaged batch.
+        OSError: a damaged batch.
     """
     try:
         batch.validate(full=True)
         return cast(list[dict[str, Any] | None], batch.to_pylist())
-    except ValueError as error:  # ArrowInvalid is one
+    except (ValueError, OverflowError) as error:  # the last one of a time that Python has no value for
         if "UTF8" not in str(error):
-            raise
+            raise OSError(str(error)) from None
     return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
 
 

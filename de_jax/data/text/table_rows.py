@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
+from de_jax.settings import meant
 from de_jax.types import InputError
 
 NAMES = {
@@ -51,11 +52,11 @@ IDS = {
 _BARE_TEXT = ("text", "body", "content")
 """The document's column where texts are searched and no other is there."""
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
-_LISTS = ("doc", "title", "neg_docs")
-"""A row may have several texts in these columns."""
+_TEXTS = ("query", "doc", "title", "neg_docs")
+"""The roles of texts, which may be objects or lists."""
 NO_SCORE = math.nan
-_WORDS = frozenset(("None", "none", "nan", "NaN", "null", "NULL", "<NA>"))
-"""The texts of empty cells where all columns are made texts."""
+_WORDS = frozenset(("none", "nan", "null", "<na>", "nat"))
+"""The texts of empty cells where all columns are made texts, in lower case."""
 
 
 class Example(NamedTuple):
@@ -67,6 +68,7 @@ class Example(NamedTuple):
     doc_scores: list[float]
     neg_scores: list[float]
     num_empty_negatives: int = 0  # left out, with their scores
+    num_words: int = 0  # texts and titles that are a word of `_WORDS`
     query_id: str = ""  # this and the next by columns of ids; "" without
     doc_ids: Sequence[str] = ()
     neg_ids: Sequence[str] = ()
@@ -117,7 +119,7 @@ class Reading:
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
             else:
-                num_words += sum(text in _WORDS for text in (one.query, *one.docs, *one.neg_docs))
+                num_words += one.num_words
                 num_empty += one.num_empty_negatives
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one._replace(row=self.num_rows) if self._as_texts else one
@@ -139,9 +141,10 @@ class Reading:
             self.columns = self.columns or self._by_names[names]
         columns, values = self._by_names[names], dict(row.values)
         if row.is_csv:
-            for column in (one for role in _LISTS for one in columns.get(role, ())):
+            for column in (one for role in _TEXTS[1:] for one in columns.get(role, ())):  # a query is one text
                 values[column] = list_cells.texts(values[column], column)
-        return example_of(values, columns)
+        cells = (values[column] for role in _TEXTS for column in columns.get(role, ()))
+        return example_of(values, columns)._replace(num_words=sum(map(_words, cells)))
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         try:
@@ -173,7 +176,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str], *, as_texts: bool
         raise ValueError(f"several columns are named for {role}; name one")
     for role, some in found.items():
         if missing := [name for name in some if name not in names]:
-            raise ValueError(f"there is no column {missing[0]!r} for {role}; there are {_shown(names)}")
+            raise ValueError(f"there is no column {missing[0]!r} for {role}{meant(missing[0], names)}; there are {_shown(names)}")
     taken = {name for some in found.values() for name in some}
     for role, known in NAMES.items():
         if role not in given:
@@ -271,8 +274,23 @@ def _negatives(values: Mapping[str, Any], column: str) -> list[str]:
     if _is_missing(values[column]):
         return []
     several = values[column] if isinstance(values[column], list | tuple) else [values[column]]
-    is_empty = lambda one: _is_missing(one) or (isinstance(one, str) and not input_policy.shown(one))  # noqa: E731
-    return ["" if is_empty(one) else _text(one, None, column) for one in several]
+    return ["" if _is_empty(one) else _text(one, None, column) for one in several]
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a place in a list holds no text, nor an object with one."""
+    if isinstance(value, Mapping):
+        return not value or ("text" in value and _is_empty(value["text"]) and _is_empty(value.get("title")))
+    return _is_missing(value) or value == [] or (isinstance(value, str) and not input_policy.shown(value))
+
+
+def _words(value: Any) -> int:
+    """How many of the texts and titles in a cell are words for nothing."""
+    if isinstance(value, list | tuple):
+        return sum(map(_words, value))
+    if isinstance(value, Mapping):
+        return sum(_words(value.get(name)) for name in ("title", "text"))
+    return isinstance(value, str) and len(value) < 9 and value.strip().casefold() in _WORDS
 
 
 def _texts(values: Mapping[str, Any], column: str, title: Any = None) -> list[str]:

@@ -90,7 +90,7 @@ class Session:
         sinks = [
             run_log.jsonl_sink(self.run_dir, self.start_step),
             run_log.tensorboard_sink(self.run_dir, self.start_step),
-            run_log.progress_sink(self.training.optimization.num_steps, self.start_step),
+            self._at_end.enter_context(run_log.progress_sink(self.training.optimization.num_steps, self.start_step)),
         ]
         if project := self.training.logging.wandb:
             sinks.append(self._at_end.enter_context(wandb_sink(self.run_dir, self.start_step, project)))

@@ -1,7 +1,7 @@
 """A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
-          origin.json         where the parameters came from, of a run that `de-jax import_model` made
+          origin.json         where the parameters came from, of a run that `de-jax import model` made
           unused.safetensors  arrays of another library's model that no embedding depends on, for exports
           recipe.json         every setting that was in effect, see `Recipe.load`
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
@@ -239,7 +239,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
     """A run's model with the parameters of one checkpoint, on the first device; adapters are merged into their kernels.
 
     Args:
-        run_dir: a folder that `de-jax train` or `de-jax import_model` made.
+        run_dir: a folder that `de-jax train` or `de-jax import model` made.
         step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
         dtype: of matrix products, see `DualEncoder.with_dtype`; None for the run's own.
         only_sizes: `params` are shapes, and the checkpoint is not read.
@@ -250,7 +250,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
     run_dir = Path(run_dir)
     if not RUN.is_in(run_dir) and any((run_dir / name).is_file() for name in _OF_OTHERS):
         raise InputError(
-            f"{run_dir} is another library's model; make a run of it with de-jax import_model --run_dir=<run> --from={run_dir}."
+            f"{run_dir} is another library's model; make a run of it with de-jax import model --run_dir=<run> --from={run_dir}."
         )
     description, model = described(RUN, run_dir, DualEncoder.from_json)
     params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))

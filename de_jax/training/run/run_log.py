@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ class LogMetrics:
     waits for the log. A metric that some updates lack is averaged over the others.
 
     Args:
-        sinks: who gets the numbers.
+        sinks: who gets the numbers. A `ProgressBar` among them moves with every update.
         every_steps: updates per line.
         num_steps: updates of the run, so that the last line is written.
         pairs_per_step: the global batch size.
@@ -88,6 +89,9 @@ class LogMetrics:
         self._clock, self._num_timed = time.monotonic(), 0
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        for sink in self._sinks:
+            if isinstance(sink, ProgressBar):
+                sink.advance(step)
         self.flush()
         source = self._source_of(step - 1)
         window = self._windows.get(source)
@@ -260,17 +264,26 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
     return write
 
 
-def progress_sink(num_steps: int, start_step: int) -> Sink:
-    """A bar on stderr with loss, pairs per second and the time left."""
-    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
-    shown: dict[str, str] = {}
+class ProgressBar:
+    """A sink: a bar on stderr with loss, pairs per second, dev score and the time left. It moves with every update."""
 
-    def write(step: int, scalars: dict[str, float]) -> None:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._shown: dict[str, str] = {}
+
+    def __call__(self, step: int, scalars: dict[str, float]) -> None:
         short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
-        shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
-        bar.set_postfix(shown, refresh=False)
-        bar.update(step - bar.n)
-        if step == num_steps and "loss" in scalars:
-            bar.close()
+        self._shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
+        self._bar.set_postfix(self._shown)
 
-    return write
+    def advance(self, step: int) -> None:
+        """Called after each update."""
+        self._bar.update(step - self._bar.n)
+
+
+@contextlib.contextmanager
+def progress_sink(num_steps: int, start_step: int) -> Iterator[Sink]:
+    """A `ProgressBar`, whose last state stays on the screen."""
+    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
+    with contextlib.closing(bar):
+        yield ProgressBar(bar)

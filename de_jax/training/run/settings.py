@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import jax
 
@@ -16,9 +16,15 @@ from de_jax.training.optim.lamb import ance_lamb, lamb
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
 from de_jax.types import Params, Schedule
 
+T = TypeVar("T")
 BY_NAME: dict[str, Any] = {one.__name__: one for one in (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)}
 """Optimizers and schedules."""
-settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings_group(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are given by name."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 @settings_group
@@ -111,6 +117,7 @@ class Logging:
     Attributes:
         log_every_steps: updates that one line of the log averages.
         evaluate_every_steps: updates between evaluations on the dev set.
+        evaluate_start: whether a run that starts from a model is scored before its first update too, for its verdict.
         early_stopping_patience: evaluations in a row without a better dev score after which the run ends; the best checkpoint stays
             in `best/`. None trains to the last update.
         save_every_steps: updates between checkpoints.
@@ -129,6 +136,7 @@ class Logging:
 
     log_every_steps: PositiveInt = 50
     evaluate_every_steps: PositiveInt = 1000
+    evaluate_start: bool = True
     early_stopping_patience: PositiveInt | None = None
     save_every_steps: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 2

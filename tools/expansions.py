@@ -1,28 +1,14 @@
-"""Scores runs on documents with generated queries, for every form and number of queries, with BM25; prints one JSON object.
-
-de-jax compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
-    --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
-
-Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of --forms:
-one vector per query (views: corpus expansion), their mean (typical), or one text (document). BM25 is scored with and without the
-same queries. The baseline is the first run on the original documents. forms.png shows the last run and strategies.png all runs,
-like figures 5 and 7 of He et al. (2023). A table on stderr gives the cost of each form, and a star marks significant differences
-from the baseline. Separate the seeds of a run with commas to average them. Scores and embeddings stay in the runs' folders: repeat
-the command to continue after a stop.
-"""
+"""`de-jax compare expansions`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import arguments, command
-from de_jax.data.text import input_policy
+from de_jax.arguments import AnyDtype, Form, LocalPath, PositiveInt, precision
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
 from de_jax.evaluation.task import Policy, Task, beir_task, evaluate
@@ -49,37 +35,75 @@ class Line(NamedTuple):
     spread: Mapping[int, float]  # of its seeds
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command."""
-    args = _parse_args(argv)
-    args.dtype = arguments.dtype(args)
-    folders.require_replaceable(args.out_dir, KIND)
-    task = beir_task(args.dataset_dir, args.split)
-    (measure,) = metrics.names_of([args.measure])
+def compare_expansions(
+    *,
+    runs: dict[str, LocalPath],
+    dataset_dir: LocalPath,
+    expansion: LocalPath,
+    num_generated: tuple[PositiveInt, ...] = (1, 2, 3, 5, 10),
+    forms: tuple[Form, ...] = ("views", "typical"),
+    step: str | None = None,
+    split: str = "test",
+    max_generated_length: PositiveInt = 32,
+    measure: str = "nDCG@10",
+    skip_empty: bool = False,
+    keep_identical_ids: bool = False,
+    dtype: AnyDtype = "auto",
+    out_dir: Path = Path("runs/expansions"),
+) -> dict[str, Any]:
+    """Scores runs on documents with generated queries, for every form and number of queries, with BM25.
+
+    de-jax compare expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
+        --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
+
+    Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of
+    --forms: one vector per query (views: corpus expansion), their mean (typical), or one text (document). BM25 is scored with and
+    without the same queries. The baseline is the first run on the original documents. forms.png shows the last run and
+    strategies.png all runs, like figures 5 and 7 of He et al. (2023). A table on stderr gives the cost of each form, and a star
+    marks significant differences from the baseline. Separate the seeds of a run with commas to average them. Scores and embeddings
+    stay in the runs' folders: repeat the command to continue after a stop. Prints one JSON object.
+
+    Args:
+        runs: name=run or name=run,run to score; forms.png shows the last.
+        expansion: generated queries of the corpus, from de-jax doc2query.
+        num_generated: numbers of queries.
+        forms: forms of expansion.
+        step: checkpoint of all runs: a step, or best; default the newest.
+        max_generated_length: tokens of each query.
+        out_dir: folder of comparison.json and the pictures.
+    """
+    chosen = precision(dtype)
+    folders.require_replaceable(out_dir, KIND)
+    task = beir_task(dataset_dir, split)
+    (shown,) = metrics.names_of([measure])
+    policy = Policy(measures=[measure], bm25=False, skip_empty=skip_empty, drop_identical_ids=not keep_identical_ids)
     expansions = {
-        (form, number): Expansion(args.expansion, number, form, args.max_generated_length)
-        for form in args.forms
-        for number in sorted(args.num_generated, reverse=True)  # of the most views, those of fewer are a part
+        (form, number): Expansion(expansion, number, form, max_generated_length)
+        for form in forms
+        for number in sorted(num_generated, reverse=True)  # of the most views, those of fewer are a part
     }
-    for expansion in expansions.values():
-        expansion.check()
-    runs = {name: of_seeds.split(",") for name, of_seeds in arguments.named("--runs", args.runs).items()}
-    reports = {name: [_reports(folder, task, expansions, args) for folder in of_seeds] for name, of_seeds in runs.items()}
-    first, last = next(iter(runs)), list(runs)[-1]
-    p_values = _p_values(reports, first, task, args.measure)
-    numbers = [0, *sorted(args.num_generated)]
-    lines = [_line(name, form, numbers, seeds, measure) for name, seeds in reports.items() for form in args.forms]
+    for one in expansions.values():
+        one.check()
+    by_seed = {name: of_seeds.split(",") for name, of_seeds in runs.items()}
+    reports = {
+        name: [_reports(folder, task, expansions, policy, step, chosen) for folder in of_seeds]
+        for name, of_seeds in by_seed.items()
+    }
+    first, last = next(iter(by_seed)), list(by_seed)[-1]
+    p_values = _p_values(reports, first, task, measure)
+    numbers = [0, *sorted(num_generated)]
+    lines = [_line(name, form, numbers, seeds, shown) for name, seeds in reports.items() for form in forms]
     to_beat = lines[0].scores[0]
-    lines += _of_bm25(task, expansions, args)
+    lines += _of_bm25(task, expansions, policy._replace(bm25=True))
 
     found = [_with_evidence(line, numbers, reports.get(line.system, []), p_values) for line in lines]
-    costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in args.forms}
-    report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found, "costs": costs}
+    costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in forms}
+    report = {"dataset": task.name, "split": split, "measure": shown, "to_beat": first, "lines": found, "costs": costs}
     title = f"{task.name}: documents with generated queries"
-    drawn = {"title": title, "measure": args.measure, "to_beat": (f"{first}, documents as they are", to_beat)}
+    drawn = {"title": title, "measure": measure, "to_beat": (f"{first}, documents as they are", to_beat)}
     of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
-    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
-    with folders.atomic_dir(args.out_dir, KIND) as temporary:
+    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in forms}
+    with folders.atomic_dir(out_dir, KIND) as temporary:
         _draw({last: of_last}, temporary / "forms.png", **drawn)
         _draw(by_form, temporary / "strategies.png", **drawn)
         outputs.write_json(temporary / "comparison.json", report)
@@ -91,11 +115,13 @@ def main(argv: list[str] | None = None) -> None:
         f"* p < {LEVEL} beside {first}'s documents as they are, by permutation with Holm's correction for all cells",
         file=sys.stderr,
     )
-    print(json.dumps(report))
+    return report
 
 
-def _reports(folder: str, task: Task, expansions: Mapping[Cell, Expansion], args: argparse.Namespace) -> dict[Cell, Report]:
-    run, policy = any_model.open_model(folder, args.step, dtype=args.dtype), _policy(args, bm25=False)
+def _reports(
+    folder: str, task: Task, expansions: Mapping[Cell, Expansion], policy: Policy, step: str | None, dtype: str
+) -> dict[Cell, Report]:
+    run = any_model.open_model(folder, step, dtype=dtype)
     plain = evaluate(task, policy, run)
     return {("", 0): plain} | {cell: evaluate(task, policy._replace(expansion=one), run) for cell, one in expansions.items()}
 
@@ -126,7 +152,7 @@ def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[
 def _with_evidence(
     line: Line, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], p_values: Mapping[tuple[str, Cell], float]
 ) -> dict[str, Any]:
-    """A line of the report: its p-values, and the folders of its rankings, which `compare_runs` takes."""
+    """A line of the report: its p-values, and the folders of its rankings, which `compare runs` takes."""
     cells: dict[int, Cell] = {number: (line.form if number else "", number) for number in numbers}
     p = {number: p_values[line.system, cell] for number, cell in cells.items() if (line.system, cell) in p_values}
     kept = {number: [seed[cell]["evaluation_dir"] for seed in seeds] for number, cell in cells.items()}
@@ -139,18 +165,12 @@ def _cost(reports: Mapping[str, Sequence[Mapping[Cell, Report]]], cell: Cell) ->
     return {name: statistics.median(cost[name] for cost in costs) for name in costs[0]}
 
 
-def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace) -> list[Line]:
+def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], policy: Policy) -> list[Line]:
     """BM25 reads the queries behind the document, whatever the form."""
-    policy = _policy(args, bm25=True)
     by_number = {number: one for (_, number), one in expansions.items()}
     scores = {number: evaluate(task, policy._replace(expansion=one))[BM25] for number, one in sorted(by_number.items())}
     scores = {0: evaluate(task, policy)[BM25], **scores}
     return [Line(BM25, "document", {number: next(iter(found.values())) for number, found in scores.items()}, {})]
-
-
-def _policy(args: argparse.Namespace, *, bm25: bool) -> Policy:
-    drop = not args.keep_identical_ids
-    return Policy(measures=[args.measure], bm25=bm25, skip_empty=args.skip_empty, drop_identical_ids=drop)
 
 
 def _text(line: Mapping[str, Any], number: int) -> str:
@@ -188,28 +208,3 @@ def _draw_line(axis: Any, line: Line, label: str, colour: str, marker: str) -> N
     if any(widths):
         low, high = ([v + sign * w for v, w in zip(values, widths, strict=True)] for sign in (-1, 1))
         axis.fill_between(numbers, low, high, color=colour, alpha=0.1, linewidth=0)
-
-
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(description=__doc__)
-    parser.add_argument(
-        "--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="runs to score; forms.png shows the last"
-    )
-    parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder or a table")
-    parser.add_argument("--split", default="test", help="split of the judgements (default test)")
-    parser.add_argument("--expansion", required=True, help="generated queries of the corpus, from de-jax doc2query")
-    parser.add_argument(
-        "--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="numbers of queries (default 1 2 3 5 10)"
-    )
-    parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="forms of expansion (default views typical)")
-    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
-    parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")
-    input_policy.add_flags(parser, identical_ids=True)
-    arguments.add_dtype(parser)
-    parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="folder of comparison.json and the pictures")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    command.run(main)

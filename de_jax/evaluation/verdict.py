@@ -1,0 +1,211 @@
+"""Whether a training helped: held-out queries before and after it, beside BM25, and what chance alone would explain.
+
+The file `verdict.json` in a run's folder holds it, of a mixture by source. It is about the last parameters that were scored, which
+no score chose.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from de_jax.data.sources.training_set import DevSet, TrainingSet
+from de_jax.data.text import near_duplicates
+from de_jax.evaluation import fusion, metrics, significance
+from de_jax.evaluation.dev_scores import DEPTH, rank_dev
+from de_jax.evaluation.metrics import Results
+from de_jax.files import outputs, reading
+from de_jax.retrieval.bm25 import BM25Index
+from de_jax.settings import map_of
+from de_jax.training.run.run_folder import Run
+from de_jax.types import Params
+
+VERDICT_FILE, QUERIES_FILE = "verdict.json", "dev_scores.json"
+MEASURE, NAME = "nDCG@10", "ndcg@10"
+MOST_RESEMBLING = 0.7
+"""Held-out queries that share more of their three-word sequences with a training query are left out of a verdict."""
+POWER = 0.8
+
+Scores = dict[str, float]
+"""nDCG@10 by query id."""
+
+
+class DevScores:
+    """Scores parameters on the dev sets of a run, and keeps in the run's folder whether they are better than the first ones.
+
+    Args:
+        data: of the run.
+        run_at: the run with some parameters, by source.
+        run_dir: its folder.
+    """
+
+    def __init__(self, data: TrainingSet, run_at: Mapping[str, Callable[[Params], Run]], run_dir: Path) -> None:
+        self._data, self._run_at, self._run_dir = data, run_at, run_dir
+        self._rankings: dict[str, Results] = {}
+        self._beside: dict[str, tuple[Results, set[str]]] = {}
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """The scores; of a mixture the means over the dev sets, and those of each source as "<source>/ndcg@10"."""
+        self._rankings = {name: rank_dev(self._run_at[name](params), dev) for name, dev in self._data.dev_sets.items()}
+        scores = {name: metrics.evaluate_results(self._rankings[name], dev.qrels) for name, dev in self._data.dev_sets.items()}
+        means = {measure: float(np.mean([one[measure] for one in scores.values()])) for measure in next(iter(scores.values()))}
+        own = {f"{name}/{measure}": value for name, one in scores.items() if name for measure, value in one.items()}
+        return means | own
+
+    def keep_first(self) -> None:
+        """Keeps the scores of the last call as those of the model that the run starts from."""
+        outputs.write_json(self._run_dir / QUERIES_FILE, {name: {"before": self._scores(name)} for name in self._rankings})
+
+    def keep(self, step: int, scalars: Mapping[str, float]) -> None:
+        """A sink: after an evaluation, writes the verdict about the parameters of the last call, and each query's scores."""
+        if f"dev/{NAME}" not in scalars or not step:
+            return
+        kept = of_queries(self._run_dir)
+        found, queries = {}, {}
+        for name, after in self._rankings.items():
+            bm25, left_out = self._bm25_and_left_out(name)
+            beside = {"bm25": self._scores(name, bm25), "fusion": self._scores(name, fusion.fuse([after, bm25], depth=DEPTH))}
+            scores, before = self._scores(name), kept.get(name, {}).get("before")
+            before = before if before is not None and before.keys() == scores.keys() else None
+            queries[name] = {**({"before": before} if before else {}), "after": scores, **beside}
+            found[name] = {"step": step} | judge(scores, before, beside=beside, left_out=left_out)
+        outputs.write_json(self._run_dir / QUERIES_FILE, queries)
+        outputs.write_json(self._run_dir / VERDICT_FILE, found)
+
+    def _scores(self, name: str, results: Results | None = None) -> Scores:
+        return metrics.scores_by_query(results or self._rankings[name], self._data.dev_sets[name].qrels, MEASURE)
+
+    def _bm25_and_left_out(self, name: str) -> tuple[Results, set[str]]:
+        """BM25's ranking of a dev set, and the queries that resemble a training query; both are computed once."""
+        if name not in self._beside:
+            part, dev = self._data.parts[name], self._data.dev_sets[name]
+            queries = part.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows))
+            docs = part.doc.tokenizer.decode(dev.doc_store.tokens_of(dev.doc_rows))
+            ids = [dev.query_store.ids[row] for row in dev.query_rows.tolist()]
+            self._beside[name] = (_bm25(dev, ids, queries, docs), _resembling(part, ids, queries))
+        return self._beside[name]
+
+
+def _bm25(dev: DevSet, query_ids: list[str], queries: list[str], docs: list[str]) -> Results:
+    doc_ids = [dev.doc_store.ids[row] for row in dev.doc_rows.tolist()]
+    ranking = BM25Index(docs, doc_ids).search(queries, min(DEPTH, len(doc_ids)))
+    return metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=dev.drop_identical_ids)
+
+
+def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> set[str]:
+    """The ids of the held-out queries whose words are nearly those of a training query."""
+    if part.texts is None:  # a stream
+        return set()
+    store, rows = part.texts.query_store, np.unique(part.texts.pairs[:, 0])
+    trained = part.query.tokenizer.decode(store.tokens_of(rows))
+    return {query_ids[place] for place in near_duplicates.resembling(queries, trained, max_resemblance=MOST_RESEMBLING)}
+
+
+def judge(
+    after: Scores, before: Scores | None, *, beside: Mapping[str, Scores], left_out: AbstractSet[str] = frozenset()
+) -> dict[str, Any]:
+    """What the scores of the held-out queries say about a training.
+
+    Args:
+        after: of the trained model, by query.
+        before: of the model that it started from; None where that one was random.
+        beside: of other systems on the same queries, such as "bm25" and "fusion".
+        left_out: queries that do not count, as they are nearly in the training data.
+
+    Returns:
+        Means, and with `before` the difference with its 95 % interval, p of the paired permutation test, and the smallest
+        difference that so many queries show with a power of .8; "result" is "better", "worse", "no difference" or "not judged".
+    """
+    if len(left_out) >= len(after):
+        left_out = set()
+    kept = [query_id for query_id in after if query_id not in left_out]
+    mean = lambda scores: round(math.fsum(scores[query_id] for query_id in kept) / len(kept), 5)  # noqa: E731
+    found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(kept), "num_left_out": len(left_out), "after": mean(after)}
+    found |= {name: mean(scores) for name, scores in beside.items()}
+    if before is None:
+        return found | {"result": "not judged", "sentence": _sentence(found)}
+    found["before"] = mean(before)
+    result = "not judged"
+    if len(kept) > 1:
+        differences = np.array([after[query_id] - before[query_id] for query_id in kept])
+        half = significance.half_width(differences.tolist())
+        p = significance.permutation_test(differences)
+        result = "no difference" if p >= 1 - significance.CONFIDENCE else "better" if differences.mean() > 0 else "worse"
+        middle = float(differences.mean())
+        found |= {"difference": round(middle, 5), "interval": [round(middle - half, 5), round(middle + half, 5)], "p": p}
+        found["smallest_visible"] = round(smallest_visible(differences.tolist()), 5)
+    found["result"] = result
+    return found | {"sentence": _sentence(found)}
+
+
+def smallest_visible(differences: list[float]) -> float:
+    """The mean difference that a two-sided test at 5 % would find in 80 % of such samples, of queries that differ as these do.
+
+    Example:
+        >>> round(smallest_visible([0.1, -0.1] * 50), 3)
+        0.028
+    """
+    from scipy import stats
+
+    free = len(differences) - 1
+    quantiles = stats.t.ppf((1 + significance.CONFIDENCE) / 2, free) + stats.t.ppf(POWER, free)
+    return float(quantiles) * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def of_run(run_dir: str | Path) -> dict[str, Any] | None:
+    """The verdict about a run, of a mixture by source; None for a run without held-out queries."""
+    path = Path(run_dir) / VERDICT_FILE
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = reading.read_json(path, map_of(Any))
+    return found[""] if found.keys() == {""} else found
+
+
+def of_queries(run_dir: str | Path) -> dict[str, dict[str, Scores]]:
+    """nDCG@10 of each held-out query by source and by "before", "after", "bm25" or "fusion"; empty for a run without."""
+    path = Path(run_dir) / QUERIES_FILE
+    found: dict[str, dict[str, Scores]] = reading.read_json(path, map_of(map_of(map_of(float)))) if path.is_file() else {}
+    return found
+
+
+def sentences(verdict: Mapping[str, Any]) -> list[str]:
+    """What a verdict says, of a mixture for each source."""
+    if "sentence" in verdict:
+        return [verdict["sentence"]]
+    return [f"{source}: {one['sentence']}" for source, one in verdict.items()]
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    """The verdict in words."""
+    number = f"{found['num_queries']:,} held-out question{'s' if found['num_queries'] > 1 else ''}"
+    beside = f"BM25 has {_short(found['bm25'])}, both together {_short(found['fusion'])}"
+    if "before" not in found:
+        return f"{MEASURE} {_short(found['after'])} on {number}; {beside}."
+    scores = f"{MEASURE} before {_short(found['before'])}, after {_short(found['after'])}"
+    if "p" not in found:
+        return f"{scores}, but {number} cannot tell a gain from chance; hold out more. {beside}."
+    low, high = found["interval"]
+    test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {_p(found['p'])}, {number}"
+    if found["result"] == "no difference":
+        seen = f"the smallest that would show: {_short(found['smallest_visible'])}"
+        return f"no difference that {number} could show ({seen}): {scores} ({test}); {beside}."
+    advice = "; keep the model that it started from" if found["result"] == "worse" else ""
+    return f"{found['result']}: {scores} ({test}); {beside}{advice}."
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return ("-" if value < 0 else "+") + _short(abs(value))
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}".replace("0.", ".", 1) if value < 0.9999 else "1"

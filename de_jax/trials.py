@@ -1,0 +1,211 @@
+"""Searches the settings of a fine-tuning on held-out queries, and says on others whether the best is better than the start.
+
+found = de_jax.tune("all-MiniLM-L6-v2", "qa.csv", run_dir="runs/tune", minutes=60)
+print(found.sentence)
+found.model.encode_query(["how do I open a file?"])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.training_set import DevSet, TrainingSet
+from de_jax.data.text.table_files import Rows
+from de_jax.evaluation import metrics, verdict
+from de_jax.evaluation.dev_scores import rank_dev
+from de_jax.evaluation.verdict import MEASURE, Scores
+from de_jax.files import addresses, outputs, reading
+from de_jax.model import Model, load
+from de_jax.scoring import evaluate
+from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.trainer import train
+from de_jax.training.run import run_log
+from de_jax.tuning import data_of, fitted, loss_of, options_of, recipe_of, source_of
+from de_jax.types import InputError
+
+ARMS: tuple[dict[str, Any], ...] = (
+    {"learning_rate": 2e-5},
+    {"learning_rate": 5e-5},
+    {"learning_rate": 2e-5, "negatives": "mined"},
+    {"learning_rate": 2e-5, "temperature": 0.02},
+    {"learning_rate": 5e-5, "loss": "samtone"},
+    {"learning_rate": 1e-4},
+    {"learning_rate": 2e-4, "adapters": "lora"},
+    {"learning_rate": 5e-5, "negatives": "mined", "temperature": 0.02},
+)
+"""Settings of the trials, the most promising first: rates, losses, temperatures, hard negatives and adapters."""
+PARTS = (0.25, 0.5, 0.75, 1.0)
+"""How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
+MOST_EPOCHS = 4
+PROBE_STEPS = 20
+MOST_DOCS = 5000
+"""Documents that held-out queries are scored among."""
+PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
+
+
+class Tuned(NamedTuple):
+    """What `tune` found."""
+
+    model: Model  # the better one: tuned, or the start
+    sentence: str
+    report: dict[str, Any]  # as in report.json
+
+
+@checked
+def tune(
+    model: str | Path | Model,
+    pairs: str | Path | Rows,
+    *,
+    run_dir: str | Path,
+    minutes: PositiveFloat = 60,
+    trials: PositiveInt = 8,
+    forgetting: Sequence[str] = (),
+    max_query_length: PositiveInt | None = None,
+    max_doc_length: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    columns: Mapping[str, str] | None = None,
+    dev_fraction: ShareBelowOne = 0.2,
+    seed: Seed = 0,
+) -> Tuned:
+    """Trains a model on pairs in several ways and gives the best, or the model as it was if none is better for certain.
+
+    Half of the held-out queries choose among trials of growing length (successive halving: Jamieson and Talwalkar 2016), and among
+    the parameters between the start and the best trial. The other half, which chose nothing, judges that choice. `plan.json` is
+    written before the first trial; the same call continues after a stop.
+
+    Args:
+        model, pairs, max_query_length, max_doc_length, batch_size, columns, seed: as of `fine_tune`.
+        run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
+        minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
+        trials: how many settings are tried, at most those in `ARMS`.
+        forgetting: BEIR folders with a test split, on which start and choice are compared too.
+        dev_fraction: share of the queries that is held out; half of them choose, half judge.
+
+    Raises:
+        InputError: as of `fine_tune`, or too few held-out queries.
+    """
+    if trials > len(ARMS):
+        raise InputError(f"trials is {trials}, but there are {len(ARMS)} settings to try; give 1 to {len(ARMS)}.")
+    folder, source = Path(addresses.local(run_dir)), source_of(model)
+    given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
+    data = data_of(pairs, columns, dev_fraction)
+    options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
+    dev = data(options=options, share=Share()).dev
+    if dev is None or min(map(len, halves(dev.qrels))) < 2:
+        raise InputError(f"{len(dev.qrels) if dev else 0} held-out queries are too few to choose and to judge; raise dev_fraction.")
+    trial = functools.partial(_trial, source, data, options)
+    sizes = {"batch_size": options.batch_size, "num_pairs": num_pairs}
+    plan = _plan(folder, trial, minutes=minutes, trials=trials, **sizes)
+    scored = _trials(folder, trial, plan)
+    best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(dev.qrels)[0]))
+    between = _between(load(source), load(folder / "trials" / best))
+    return _judged(folder, dev, scored, best, between, forgetting)
+
+
+def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
+    """The held-out queries that choose, and those that judge; which one a query does is decided by its id."""
+    is_first = {query_id: hashlib.sha256(f"choose {query_id}".encode()).digest()[0] % 2 == 0 for query_id in query_ids}
+    return [one for one in query_ids if is_first[one]], [one for one in query_ids if not is_first[one]]
+
+
+def _trial(
+    source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
+) -> None:
+    """Trains one arm; the same call continues after a stop."""
+    of_loss = {name: arm[name] for name in ("loss", "temperature") if name in arm}
+    rest = {name: value for name, value in arm.items() if name not in of_loss}
+    recipe = recipe_of(source, data, options, num_steps=steps, loss=loss_of(**of_loss), **rest)
+    train(dataclasses.replace(recipe, logging=dataclasses.replace(recipe.logging, evaluate_start=False)), run_dir)
+
+
+def _plan(
+    folder: Path, trial: Callable[..., None], *, minutes: float, trials: int, batch_size: int, num_pairs: int
+) -> dict[str, Any]:
+    """The arms and the updates of a trial in each round; written before the first trial, and kept."""
+    path = folder / PLAN_FILE
+    if not path.is_file():
+        trial(folder / "probe", ARMS[0], PROBE_STEPS)
+        logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
+        pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
+        rounds = (trials - 1).bit_length() + 1
+        in_all = 60 * minutes * pairs_per_second / batch_size
+        most = MOST_EPOCHS * num_pairs / batch_size
+        first = max(1, int(min(in_all / (rounds * trials), most / 2 ** (rounds - 1))))
+        outputs.write_json(path, {"arms": list(ARMS[:trials]), "steps": [first * 2**place for place in range(rounds)]})
+    plan: dict[str, Any] = reading.read_json(path, Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt)}))
+    return plan
+
+
+def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, dict[str, Scores]]:
+    """The held-out queries' scores of each trial by its folder's name: the better half of each round trains twice as long."""
+    arms, scored = dict(enumerate(plan["arms"])), {}
+    for steps in plan["steps"]:
+        of_arm = {}
+        for number, settings in arms.items():
+            name = f"{number}_{steps}"
+            if (verdict.of_run(folder / "trials" / name) or {}).get("step") != steps:
+                trial(folder / "trials" / name, settings, steps)
+            scored[name] = of_arm[number] = verdict.of_queries(folder / "trials" / name)[""]
+        choosing = halves(next(iter(of_arm.values()))["after"])[0]
+        ranked = sorted(arms, key=lambda number: -_mean(of_arm[number]["after"], choosing))
+        arms = {number: arms[number] for number in sorted(ranked[: -(-len(ranked) // 2)])}
+    return scored
+
+
+def _between(start: Model, trained: Model) -> dict[float, Model]:
+    """The models on the line from the start's parameters to the trained ones."""
+    sides: dict[str, Any] = {"query": trained.run.query, "doc": trained.run.doc}
+
+    def at(part: float) -> Model:
+        params = jax.tree.map(lambda a, b: (1 - part) * a + part * b, start.run.params, trained.run.params)
+        return Model(start.run._replace(params=params, **sides), dtype="auto")
+
+    return {0.0: Model(start.run._replace(**sides), dtype="auto")} | {part: at(part) for part in PARTS}
+
+
+def _judged(
+    folder: Path,
+    dev: DevSet,
+    scored: Mapping[str, Mapping[str, Scores]],
+    best: str,
+    between: Mapping[float, Model],
+    forgetting: Sequence[str],
+) -> Tuned:
+    """Chooses a place on the line by one half of the queries, judges it by the other, and keeps it if it is better."""
+    choosing, judging = halves(dev.qrels)
+    scores = {part: metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, MEASURE) for part, one in between.items()}
+    chosen = max(scores, key=lambda part: (_mean(scores[part], choosing), -part))
+    only = lambda one: {query_id: one[query_id] for query_id in judging}  # noqa: E731
+    beside = {name: only(scored[best][name]) for name in ("bm25", "fusion")}
+    judged = verdict.judge(only(scores[chosen]), only(scores[0.0]), beside=beside)
+    is_better = judged["result"] == "better"
+    report = {
+        "verdict": judged,
+        "best_trial": best,
+        "part": chosen,
+        "trials": {name: round(_mean(one["after"], choosing), 5) for name, one in scored.items()},
+        "parts": {str(part): round(_mean(one, choosing), 5) for part, one in scores.items()},
+        "forgetting": {
+            name: {str(part): round(evaluate(one, name, measures=[MEASURE])[verdict.NAME], 5) for part, one in between.items()}
+            for name in forgetting
+        },
+    }
+    sentence = judged["sentence"] if is_better else f"keep what you have: {judged['sentence']}"
+    if is_better and not (folder / "model").exists():
+        between[chosen].save(folder / "model")
+    outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
+    return Tuned(load(folder / "model") if is_better else between[0.0], sentence, report)
+
+
+def _mean(scores: Scores, query_ids: Sequence[str]) -> float:
+    return math.fsum(scores[query_id] for query_id in query_ids) / len(query_ids)

@@ -1,0 +1,210 @@
+"""Fine-tunes a model on pairs of texts in one call, and says whether it helped.
+
+tuned = de_jax.fine_tune("all-MiniLM-L6-v2", "qa.csv", run_dir="runs/qa")
+print(tuned.scores["sentence"])
+tuned.encode_query(["how do I open a file?"])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from de_jax import losses
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.pair_store import table_pairs
+from de_jax.data.sources.training_set import TrainingSet, beir_pairs
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.text.table_files import Rows
+from de_jax.files import addresses
+from de_jax.interop import any_model
+from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
+from de_jax.mining.miner import Miner
+from de_jax.model import Model, load
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.recipe import HardNegatives, Initialization, Logging, Optimization, Recipe
+from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
+from de_jax.trainer import train
+from de_jax.training.optim.optimizer import linear
+from de_jax.training.step.adapters import Lora
+from de_jax.types import InputError, LossFn
+
+BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
+TEMPERATURE = 0.05
+LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
+"""Where `batch_size` is not set; an epoch has at least so many batches."""
+MINED_TIMES = 4
+"""How often hard negatives are mined during a run."""
+SAVE_EVERY_STEPS = 200
+
+
+@checked
+def fine_tune(
+    model: str | Path | Model,
+    pairs: str | Path | Rows,
+    *,
+    run_dir: str | Path,
+    loss: Literal["in_batch_softmax", "samtone", "pair"] | LossFn = "in_batch_softmax",
+    negatives: Literal["mined"] | None = None,
+    adapters: Literal["lora"] | None = None,
+    epochs: PositiveFloat = 1,
+    num_steps: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    learning_rate: PositiveFloat | None = None,
+    temperature: PositiveFloat = TEMPERATURE,
+    max_query_length: PositiveInt | None = None,
+    max_doc_length: PositiveInt | None = None,
+    columns: Mapping[str, str] | None = None,
+    dev_fraction: ShareBelowOne = 0.1,
+    seed: Seed = 0,
+) -> Model:
+    """Trains a model on pairs, and compares it with what it was on held-out queries; the same call continues after a stop.
+
+    Args:
+        model: a run, a folder, a name of the Hugging Face hub, or what `de_jax.load` gives.
+        pairs: a table (csv, tsv, jsonl, parquet, ...), rows as dictionaries or as (query, document), a `datasets.Dataset`, or a
+            BEIR folder.
+        run_dir: gets the trained model, its logs and `verdict.json`.
+        loss: by name, with `temperature`; or one of `de_jax.losses` with its settings bound.
+        negatives: "mined" searches the documents for hard negatives before the first update and three more times; None has
+            those of the batch and of the table alone.
+        adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
+        epochs: passes over the pairs.
+        num_steps: updates, in place of `epochs`.
+        batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches, as a multiple of the
+            number of devices.
+        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4.
+        temperature: of the loss.
+        max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
+        columns: the table's column of "query", "doc", ..., where its name is not known.
+        dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
+        seed: of the order of the pairs, of dropout and of mining.
+
+    Returns:
+        The trained model; `scores` holds the comparison.
+
+    Raises:
+        InputError: a model or pairs that cannot be used, or settings that do not fit them.
+    """
+    local, source = addresses.local(run_dir), source_of(model)
+    data = data_of(pairs, columns, dev_fraction)
+    given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
+    options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    recipe = recipe_of(
+        source,
+        data,
+        options,
+        loss=loss_of(loss, temperature) if isinstance(loss, str) else loss,
+        num_steps=num_steps or max(1, round(epochs * num_pairs / options.batch_size)),
+        learning_rate=learning_rate or (2e-4 if adapters else 2e-5),
+        negatives=negatives,
+        adapters=adapters,
+    )
+    train(recipe, local)
+    return load(local)
+
+
+def loss_of(loss: str = "in_batch_softmax", temperature: float = TEMPERATURE) -> LossFn:
+    """A loss by its name."""
+    return functools.partial(BY_NAME[loss], temperature=temperature)
+
+
+def recipe_of(
+    source: str,
+    data: Callable[..., TrainingSet],
+    options: PairsOptions,
+    *,
+    num_steps: int,
+    learning_rate: float,
+    loss: LossFn,
+    negatives: str | None = None,
+    adapters: str | None = None,
+) -> Recipe:
+    """The recipe of a fine-tuning; arguments as of `fine_tune`, with the source of the pairs and its options."""
+    if negatives:
+        options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
+    return Recipe(
+        model=DualEncoder(
+            query=pretrained_tower(source=source, tower="query"),
+            doc=pretrained_tower(source=source, tower="doc"),
+            shared=pretrained_sharing(source=source),
+        ),
+        data=functools.partial(data, options=options),
+        loss=loss,
+        optimization=Optimization(
+            optimizer="adamw",
+            schedule=functools.partial(linear, warmup_steps=num_steps // 10),
+            learning_rate=learning_rate,
+            num_steps=num_steps,
+        ),
+        initialization=Initialization(init_from=source, seed=options.seed or 0),
+        negatives=HardNegatives(miner=Miner(), mine_every_steps=max(1, num_steps // MINED_TIMES)) if negatives else HardNegatives(),
+        logging=Logging(log_every_steps=10, evaluate_every_steps=num_steps, save_every_steps=min(num_steps, SAVE_EVERY_STEPS)),
+        adapters=Lora(dropout=0.05) if adapters else None,
+    )
+
+
+def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:
+    """How a model reads pairs: its tokenizers, prompts and lengths, where these are not given."""
+    start = any_model.open_model(source)
+    tokenizers = {side: pretrained_tokenizer(source=source, tower=side) for side in TOWERS}
+    return PairsOptions(
+        tokenizer=tokenizers["query"],
+        doc_tokenizer=tokenizers["doc"],
+        max_query_length=max_query_length or start.query.max_length,
+        max_doc_length=max_doc_length or start.doc.max_length,
+        max_passages=start.doc.max_passages,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def fitted(
+    data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
+) -> tuple[PairsOptions, int]:
+    """The options with what is not set fitted to the pairs, and the number of these."""
+    texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
+    assert texts is not None  # only streams have none
+    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
+    fitted: dict[str, Any] = {
+        "max_query_length": _needed(texts.query_store, texts.pairs[:, 0], options.max_query_length),
+        "max_doc_length": _needed(texts.doc_store, texts.pairs[:, 1], options.max_doc_length),
+        "batch_size": jax.device_count() * max(1, most // jax.device_count()),
+    }
+    return dataclasses.replace(options, **{name: value for name, value in fitted.items() if not is_set[name]}), len(texts.pairs)
+
+
+def source_of(model: str | Path | Model) -> str:
+    """What names a model in a recipe."""
+    if isinstance(model, Model):
+        return model.run.source or str(model.run.run_dir)
+    return str(model)
+
+
+def data_of(pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float) -> Callable[..., TrainingSet]:
+    """The source of the pairs, without its options."""
+    if isinstance(pairs, str | Path):
+        folder = Path(addresses.local(pairs))
+        if not (folder / "qrels").is_dir():
+            return functools.partial(table_pairs, str(pairs), columns=columns, dev_fraction=dev_fraction)
+        if columns:
+            raise InputError(f"columns is {columns!r}, but {pairs} is a BEIR folder, whose columns have names; leave it out.")
+        return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction)
+    if isinstance(pairs, list | tuple) and pairs and isinstance(pairs[0], list | tuple):
+        if (wrong := next((place for place, row in enumerate(pairs) if len(row) != 2), None)) is not None:
+            raise InputError(
+                f"row {wrong} of pairs has {len(pairs[wrong])} texts; give (query, document), or rows as dictionaries."
+            )
+        pairs = [{"query": query, "doc": doc} for query, doc in pairs]
+    return functools.partial(table_pairs, pairs, columns=columns, dev_fraction=dev_fraction)
+
+
+def _needed(store: TokenStore, rows: np.ndarray, most: int) -> int:
+    """The tokens that hold 99 % of some texts, a multiple of 16, at most `most`."""
+    lengths = store.lengths(most)[np.unique(rows)]
+    return min(most, -(-int(np.quantile(lengths, 0.99, method="higher")) // 16) * 16)

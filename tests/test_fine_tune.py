@@ -1,0 +1,175 @@
+"""One call from a table to a trained model and a verdict."""
+
+import csv
+import json
+import random
+
+import pytest
+
+import de_jax
+from de_jax import trials
+from de_jax.data.text import beir
+from de_jax.evaluation import verdict
+from de_jax.types import InputError
+from tests import tiny_run
+from tests.tiny_run import WORDS
+
+FAST = {"learning_rate": 3e-3, "num_steps": 40, "batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
+PAIRS = [
+    (f"{first} {second} {third}", f"the {first} and the {second} of {third}")
+    for first in WORDS
+    for second in WORDS[:5]
+    for third in WORDS[5:8]
+]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return tiny_run.write_run(tmp_path_factory.mktemp("start"), steps=(1,))
+
+
+@pytest.fixture(scope="module")
+def tuned(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned")
+    with open(folder / "qa.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *PAIRS])
+    return de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST), folder
+
+
+def test_a_table_gives_a_model_that_knows_that_it_is_better(tuned):
+    model, folder = tuned
+    scores = model.scores
+    assert scores["result"] == "better"
+    assert scores["after"] > scores["before"] + 0.1
+    assert scores["p"] < 0.01
+    assert 20 < scores["num_queries"] < 80
+    assert scores["interval"][0] < scores["difference"] < scores["interval"][1]
+    assert scores["sentence"].startswith("better: nDCG@10 before ")
+    assert model.encode_query("red fox").shape == (8,)
+    assert json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[0])["step"] == 0
+
+
+def test_the_same_call_again_trains_nothing(tuned, start):
+    model, folder = tuned
+    before = (folder / "run/verdict.json").read_bytes()
+    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
+        again = de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST)
+    assert again.scores == model.scores
+    assert (folder / "run/verdict.json").read_bytes() == before
+
+
+def test_answers_of_other_questions_are_no_gain(start, tmp_path):
+    shuffled = [doc for _, doc in PAIRS]
+    random.Random(0).shuffle(shuffled)
+    rows = [(query, doc) for (query, _), doc in zip(PAIRS, shuffled, strict=True)]
+    model = de_jax.fine_tune(start, rows, run_dir=tmp_path / "run", dev_fraction=0.3, **FAST)
+    assert model.scores["result"] != "better"
+
+
+SIDES = {"d": [("", doc) for _, doc in PAIRS], "q": [(query,) for query, _ in PAIRS]}
+
+
+@pytest.mark.parametrize(
+    "options", [{"negatives": "mined"}, {"adapters": "lora"}, {"loss": "samtone"}, {"loss": de_jax.losses.pair}]
+)
+def test_methods_combine_with_any_source(options, start, tmp_path):
+    texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
+    beir.write(tmp_path / "beir", *texts, {"train": {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}})
+    model = de_jax.fine_tune(start, tmp_path / "beir", run_dir=tmp_path / "run", **{**FAST, "num_steps": 2}, **options)
+    assert model.run.step == 2
+    assert model.scores["num_queries"] + model.scores["num_left_out"] == 13
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "match"),
+    [
+        ([("red fox",)], {}, "row 0 of pairs has 1 texts"),
+        (PAIRS, {"loss": "softmax"}, "loss"),
+        (PAIRS, {"epochs": 0}, "epochs"),
+        ("nowhere.csv", {}, "nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(pairs, options, match, start, tmp_path):
+    with pytest.raises(InputError, match=match):
+        de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_verdict_is_students_and_fishers():
+    from scipy import stats
+
+    rng = random.Random(1)
+    before = {str(place): rng.random() for place in range(50)}
+    after = {query: min(1.0, score + rng.choice([0.0, 0.2])) for query, score in before.items()}
+    found = verdict.judge(after, before, beside={"bm25": before, "fusion": after})
+    differences = [after[query] - before[query] for query in before]
+    expected = stats.ttest_1samp(differences, 0).confidence_interval()
+    assert found["interval"] == pytest.approx([expected.low, expected.high], abs=1e-5)
+    assert found["p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.01)
+    assert found["result"] == "better"
+    turned = verdict.judge(before, after, beside={"bm25": before, "fusion": after})
+    assert turned["result"] == "worse"
+    assert "keep the model that it started from" in turned["sentence"]
+
+
+def test_a_verdict_leaves_out_near_duplicates_and_does_not_judge_one_question():
+    scores = {"a": 0.5, "b": 1.0}
+    found = verdict.judge(scores, {"a": 0.4, "b": 1.0}, beside={"bm25": scores, "fusion": scores}, left_out={"b"})
+    assert (found["num_queries"], found["num_left_out"], found["result"]) == (1, 1, "not judged")
+    assert "1 held-out question cannot tell a gain from chance" in found["sentence"]
+    assert verdict.judge(scores, None, beside={"bm25": scores, "fusion": scores})["sentence"].startswith(
+        "nDCG@10 .750 on 2 held-out"
+    )
+
+
+def test_equal_models_differ_by_nothing_that_shows():
+    scores = {str(place): place / 30 for place in range(30)}
+    found = verdict.judge(scores, dict(scores), beside={"bm25": scores, "fusion": scores})
+    assert found["result"] == "no difference"
+    assert (found["p"], found["smallest_visible"]) == (1.0, 0.0)
+
+
+def test_the_smallest_visible_difference_is_seen_in_four_of_five_samples():
+    import numpy as np
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    spread = rng.normal(0, 0.3, 2000)
+    smallest = verdict.smallest_visible(spread[:100].tolist()) * float(np.std(spread) / np.std(spread[:100]))
+    seen = [stats.ttest_1samp(rng.choice(spread - spread.mean(), 100) + smallest, 0).pvalue < 0.05 for _ in range(1000)]
+    assert 0.76 < np.mean(seen) < 0.84
+
+
+def tuned_by(start, rows, run_dir, monkeypatch):
+    monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
+    sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
+    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=10, dev_fraction=0.5, **sizes)
+
+
+def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
+    found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    assert found.report["best_trial"].startswith("1_")
+    assert found.sentence.startswith("better: ")
+    assert found.model.run.run_dir == tmp_path / "tune/model"
+    queries = json.loads((tmp_path / "tune/trials" / found.report["best_trial"] / "dev_scores.json").read_text())[""]["after"]
+    assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
+    plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
+    monkeypatch.setattr(trials, "train", None)  # all trials are there
+    again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    assert again.report == found.report
+    assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
+
+
+def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path, monkeypatch):
+    shuffled = [doc for _, doc in PAIRS]
+    random.Random(0).shuffle(shuffled)
+    rows = [(query, doc) for (query, _), doc in zip(PAIRS, shuffled, strict=True)]
+    found = tuned_by(start, rows, tmp_path / "tune", monkeypatch)
+    assert found.sentence.startswith("keep what you have: ")
+    assert not (tmp_path / "tune/model").exists()
+    assert found.model.encode_query("red fox").tolist() == de_jax.load(start).encode_query("red fox").tolist()
+
+
+def test_a_search_without_enough_queries_is_refused(start, tmp_path):
+    with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; raise dev_fraction"):
+        de_jax.tune(start, PAIRS[:8], run_dir=tmp_path / "tune", dev_fraction=0.1, batch_size=2)

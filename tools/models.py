@@ -1,0 +1,145 @@
+"""`de-jax import model`, `export model` and `export hub`: models of other libraries, and models for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from de_jax.arguments import Checkpoint, Dtype, LocalPath, PositiveInt, SpecialTokens
+from de_jax.interop import any_model, hub
+from de_jax.interop.huggingface import POOLING
+from de_jax.interop.pretrained import paired, side_of
+from de_jax.models.tower import TowerConfig
+from de_jax.reports import model_card, tables
+from de_jax.training.run.run_folder import write_run
+
+
+def import_model(
+    *,
+    from_: LocalPath,
+    run_dir: LocalPath,
+    doc_from: LocalPath | None = None,
+    pooling: Literal["mean", "cls", "lasttoken"] | None = None,
+    tokenizer: LocalPath | None = None,
+    special_tokens: SpecialTokens = "text",
+    query_prompt: str | None = None,
+    doc_prompt: str | None = None,
+    max_query_length: PositiveInt | None = None,
+    max_doc_length: PositiveInt | None = None,
+    dtype: Dtype | None = None,
+    ignored: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Turns a model of another library into a run, for --run_dir of every command and for --gin.Initialization.init_from.
+
+    de-jax import model --from=all-MiniLM-L6-v2 --run_dir=runs/minilm
+    de-jax import model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
+    de-jax import model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
+
+    --from accepts a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and related models) or T5X, another
+    run, or a name on the Hugging Face hub. Nothing is unpickled. Missing arrays, and arrays or settings without a place, are
+    refused. Prints the run and all assumptions as one JSON object.
+
+    Args:
+        from_: a folder, or a name on the Hugging Face hub.
+        run_dir: the new run's folder.
+        doc_from: another model for the document tower.
+        pooling: pooling of a Hugging Face encoder; default lasttoken for causal encoders, otherwise mean.
+        tokenizer: a spiece.model or tokenizer.json, if the model has none.
+        special_tokens: [SEP] in a text is text, or the special token, for Hugging Face and sentence-transformers.
+        dtype: type of matrix products; default float32, or the run's.
+        ignored: regular expressions of arrays that may be left over.
+    """
+    options = {"ignored": ignored, "pooling": pooling, "special_tokens": special_tokens}
+    pretrained = any_model.read(from_, **options)
+    if doc_from:
+        pretrained = paired(pretrained, any_model.read(doc_from, **options))
+    model = pretrained.model.with_dtype(dtype)
+    lengths, prompts = (max_query_length, max_doc_length), (query_prompt, doc_prompt)
+    query, doc = (
+        side_of(pretrained, tower, tokenizer=tokenizer, max_length=max_length, prompt=prompt)
+        for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
+    )
+    origin = list(filter(None, (from_, doc_from)))
+    write_run(run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin, unused=pretrained.unused)
+    report = {
+        "run_dir": run_dir,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
+        "embedding_dim": model.query.embedding_dim,
+        "shared": model.shared,
+        "pooling": {"query": _pooling_of(model.query), "doc": _pooling_of(model.doc)},
+        "prompts": {"query": query.prompt, "doc": doc.prompt},
+        "max_query_length": query.max_length,
+        "max_doc_length": doc.max_length,
+    }
+    for note in pretrained.notes:
+        print(note, file=sys.stderr)
+    return {**report, "notes": pretrained.notes}
+
+
+def export_model(
+    model: Checkpoint,
+    *,
+    format: Literal["sentence_transformers", "safetensors", "t5x", "peft", "serving"],
+    out_dir: Path,
+    license: str | None = None,
+    base_model: str | None = None,
+) -> dict[str, Any]:
+    """Writes a run in the format of another program.
+
+    de-jax export model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
+
+    sentence_transformers  SentenceTransformer(out_dir); different towers become query/ and document/, with a Router over both
+    safetensors            every parameter by its path in one file, with model.json
+    t5x                    out_dir/checkpoint_<step>, without an optimizer's state
+    peft                   the adapters of a run with `Recipe.adapters`, for peft's PeftModel.from_pretrained
+    serving                both towers by jax.export, and encoder.py, which runs them without this library
+
+    README.md in the folder is a model card: base model, data, loss, recipe, and this checkpoint's scores from `de-jax evaluate`.
+    Prints one JSON object.
+
+    Args:
+        format: the program that reads it.
+        out_dir: a new folder; its name is the model's name in the card.
+        license: licence identifier of the Hugging Face hub, such as apache-2.0.
+        base_model: hub name of the original model; default from the run.
+    """
+    run = model.open()
+    notes = model_card.export(run, out_dir, format, license=license, base_model=base_model)
+    written = sorted(str(file.relative_to(out_dir)) for file in out_dir.rglob("*") if file.is_file())
+    num_bytes = sum((out_dir / file).stat().st_size for file in written)
+    report = {"out_dir": str(out_dir), "format": format, "step": run.step, "notes": notes, "num_bytes": num_bytes}
+    return report | {"files": len(written)}
+
+
+def export_hub(folder: Path, /, *, repo: str, private: bool = False, yes: bool = False) -> dict[str, Any]:
+    """Uploads an exported folder to the Hugging Face hub; without --yes it only shows the upload.
+
+    de-jax export hub exported --repo=my-org/my-retriever
+    de-jax export hub exported --repo=my-org/my-retriever --private --yes
+
+    Prints one JSON object: the files with their sizes, the card, and with --yes the address. The token comes from `hf auth login`
+    or HF_TOKEN.
+
+    Args:
+        folder: a folder written by de-jax export model.
+        repo: organisation/name; an existing repository gets a new commit.
+        private: make a new repository private.
+        yes: upload; default a dry run.
+    """
+    hub.check_repo(repo)
+    files = {str(name): (folder / name).stat().st_size for name in hub.exported_files(folder)}
+    card = hub.card_of(folder)
+    print(tables.text_table(["file", "bytes"], [[name, f"{size:,}"] for name, size in files.items()]), file=sys.stderr)
+    print(f"\n{card}" if card else f"\n{folder} has no README.md, so its page will be empty.", file=sys.stderr)
+    url = hub.push(folder, repo, private=private) if yes else None
+    if url is None:
+        print(f"Nothing was sent; with --yes this goes to {repo}.", file=sys.stderr)
+    report = {"repo": repo, "private": private, "pushed": url is not None, "url": url}
+    return {**report, "num_bytes": sum(files.values()), "files": files, "card": card}
+
+
+def _pooling_of(tower: TowerConfig) -> str:
+    return next(name for name, ours in POOLING.items() if ours == tower.pooling)
