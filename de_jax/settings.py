@@ -92,7 +92,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def mismatch(value: Any, hint: Any) -> Mismatch | None:
-    """Where a value is not what an annotation allows; None if it is."""
+    """The fault of a value that an annotation does not allow; None for a valid one."""
     try:
         fit(value, hint)
     except Mismatch as error:
@@ -323,7 +323,7 @@ def of_class(kind: Any, **given: Any) -> Record:
 
 
 def nullable(hint: Any) -> Check:
-    """What a check allows, or null; of an annotation, `hint | None`."""
+    """Null, or any value that fits; for an annotation write `hint | None`."""
     return lambda value: None if value is None else fit(value, hint)
 
 
@@ -423,7 +423,7 @@ def check_of(hint: Any) -> Check:
 
 
 def _below(key: Any, check: Check, value: Any) -> Any:
-    """Checks what an object or a list holds under a key."""
+    """Checks the value that an object or a list holds under a key."""
     try:
         return check(value)
     except Mismatch as error:
