@@ -215,9 +215,9 @@ def _local(value: Any, hint: Any) -> Any:
     if isinstance(value, str) and _is_path(hint):
         if "://" not in value and not value.startswith("~"):
             return value
-        from de_jax.files import mirrors  # most paths are here
+        from de_jax.files import addresses  # most paths are here
 
-        return mirrors.localized(value)
+        return addresses.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -539,6 +539,6 @@ def _is_foreign(path: str) -> bool:
     """Whether a path is an address that is not read."""
     if "://" not in path:
         return False
-    from de_jax.files import buckets  # most paths are here
+    from de_jax.files import addresses  # most paths are here
 
-    return buckets.foreign(path) is not None
+    return addresses.foreign(path) is not None
