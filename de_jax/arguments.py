@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from de_jax.flags import Bindings, Line, rules
 from de_jax.settings import (
@@ -398,22 +397,6 @@ class Settings:
 @dataclass(frozen=True)
 class RequiredSettings(Settings):
     """The recipe."""
-
-
-class Texts(NamedTuple):
-    """Documents of a BEIR folder."""
-
-    corpus: Path
-    by_id: dict[str, str]
-
-
-def texts_of(dataset_dir: str | Path, *, skip_empty: bool) -> Texts:
-    """The documents of a data set by id. Raises InputError: see `beir.read_texts`."""
-    from de_jax.data.text import beir
-
-    corpus = beir.find_file(dataset_dir, "corpus")
-    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
-    return Texts(corpus, dict(zip(*docs, strict=True)))
 
 
 def open_model(source: str, step: str | None = None, dtype: str | None = None) -> Run:

@@ -13,12 +13,12 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from de_jax import freed_memory
-from de_jax.files import buckets, mirrors, outputs
+from de_jax.files import addresses, outputs
 from de_jax.settings import LOCAL, PositiveInt, meant, numeric
 from de_jax.types import InputError
 
@@ -66,26 +66,12 @@ class Parser(argparse.ArgumentParser):
         for check in self.checks:
             check(known, others)
         for address in self._addresses:
-            mirrors.local(address)
+            addresses.local(address)
         return known, others
-
-    def refuse_others(self, args: argparse.Namespace, flag: str, *, used: Collection[str]) -> None:
-        """Refuses flags without a meaning beside another one.
-
-        Args:
-            args: all that were given, parsed.
-            flag: the other one, as it is written.
-            used: the names of the arguments that it leaves a meaning.
-
-        Raises:
-            InputError: another argument was given.
-        """
-        if given := [name for name in vars(args) if name not in used and getattr(args, name) != self.get_default(name)]:
-            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
 
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
-        if buckets.foreign(text):
+        if addresses.foreign(text):
             raise argparse.ArgumentTypeError(f"is {text}; it must be {LOCAL}")
         try:
             text = outputs.in_home(text)
@@ -94,9 +80,9 @@ class Parser(argparse.ArgumentParser):
 
         def later(address: str) -> Path:
             self._addresses.append(address)
-            return buckets.path_of(address)
+            return addresses.path_of(address)
 
-        return buckets.replaced(text, later)
+        return addresses.replaced(text, later)
 
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` in the place of the usage that argparse prints."""
@@ -137,14 +123,14 @@ def run(main: Callable[[], None]) -> None:
         try:
             main()
         except BaseException:
-            mirrors.push_rest()
+            addresses.upload(is_failed=True)
             raise
-        mirrors.push_all()
+        addresses.upload()
     except InputError as error:
         sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
         if any(argument.startswith("--gin") for argument in sys.argv):  # where settings are written so
             sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", _as_flag, sentence)
-        sys.exit(_fail(f"error: {buckets.named(sentence)}", EXIT_INPUT))
+        sys.exit(_fail(f"error: {addresses.named(sentence)}", EXIT_INPUT))
     except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
         if not str(error).startswith("Symlink loop"):
             raise

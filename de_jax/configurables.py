@@ -20,7 +20,14 @@ from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
-from de_jax.interop.fine_tuning import pretrained_length, pretrained_sharing, pretrained_tokenizer, pretrained_tower
+from de_jax.interop.fine_tuning import (
+    pretrained_doc_length,
+    pretrained_passages,
+    pretrained_query_length,
+    pretrained_sharing,
+    pretrained_tokenizer,
+    pretrained_tower,
+)
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
@@ -44,7 +51,14 @@ from de_jax.types import InputError
 
 MODELS = (
     *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
-    *(pretrained_tower, pretrained_sharing, pretrained_length, pretrained_tokenizer),
+    *(
+        pretrained_tower,
+        pretrained_sharing,
+        pretrained_tokenizer,
+        pretrained_query_length,
+        pretrained_doc_length,
+        pretrained_passages,
+    ),
 )
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),

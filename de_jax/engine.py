@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from de_jax import command
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.types import InputError
 
 RETRIES = 3
@@ -90,5 +90,5 @@ def _run(verb: str, argv: list[str], folder: str, settings: dict[str, str]) -> l
     command.keep_compiled()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         importlib.import_module("de_jax.cli").call(verb, argv)
-    mirrors.push_all()
+    addresses.upload()
     return [json.loads(line) for line in printed.getvalue().splitlines()]

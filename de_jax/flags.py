@@ -137,7 +137,8 @@ class Command:
                     by_name[owner] = real(**vars(by_name[owner]))
             return getattr(module, self.name)(*by_place, **by_name)
         except InputError as error:
-            raise InputError(re.sub(r"\b[A-Z]\w+\.(\w+)", self._as_flag, str(error))) from error
+            error.args = (re.sub(r"\b[A-Z]\w+\.(\w+)", self._as_flag, str(error)),)
+            raise
 
     def _check(self, given: argparse.Namespace, rest: list[str]) -> None:
         """Refuses leftover arguments and flags that do not go together; completes lists, dictionaries and bindings."""
@@ -180,20 +181,17 @@ class Command:
 
         for group in of.one_of:
             both = [f"--{name}" for name in group if name in changed]
-            if len(both) != 1:
-                flags = " or ".join(f"--{name}" for name in group)
-                raise InputError(
-                    f"{' and '.join(both)} exclude each other; give one." if both else f"{flags} is missing; give one."
-                )
-        beside = {**of.beside, **{key: own.keys() - {key, *kept} for key, kept in of.alone.items()}}
-        for key, names in beside.items():
-            for name in own:
-                if name in names and name in changed and holds(key):
-                    raise InputError(f"--{name} changes nothing beside --{key}; leave one of them out.")
+            if len(both) > 1:
+                raise InputError(f"{' and '.join(both)} exclude each other; give one.")
+            if not both:
+                raise InputError(f"{' or '.join(f'--{name}' for name in group)} is missing; give one.")
+        alone = {key: own.keys() - {key, *kept} for key, kept in of.alone.items()}
+        for key, names in [*of.beside.items(), *alone.items()]:
+            for name in (name for name in own if name in names and name in changed and holds(key)):
+                raise InputError(f"--{name} changes nothing beside --{key}; leave one of them out.")
         for key, names in of.without.items():
-            for name in own:
-                if name in names and name in changed and not holds(key):
-                    raise InputError(f"--{name} changes nothing without --{key}; give both, or leave --{name} out.")
+            for name in (name for name in own if name in names and name in changed and not holds(key)):
+                raise InputError(f"--{name} changes nothing without --{key}; give both, or leave --{name} out.")
 
 
 def rules(**of: Any) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
-from de_jax.files import folders, mirrors
+from de_jax.files import addresses, folders
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import encode_part, mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
@@ -88,7 +88,7 @@ def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **opt
 @contextlib.contextmanager
 def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) -> Iterator[_Mining]:
     """The data of a recipe that mines."""
-    run_dir = mirrors.local(run_dir)
+    run_dir = addresses.local(run_dir)
     recipe = recipe_file.with_seeds(recipe, run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set HardNegatives.miner.")
@@ -101,11 +101,8 @@ def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) 
         data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError("no folder is set for the generations; set PairsOptions.negatives_dir.")
-    with mirrors.kept_equal(run_dir) as sync:
-        if sync:
-            sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
-        first_seen = _newest(run_dir)  # if it ended the run, the run may be about to go on
-        yield _Mining(run_dir, data, recipe.negatives.miner, sync, first_seen, **options)
+    first_seen = _newest(run_dir)  # if it ended the run, the run may be about to go on
+    yield _Mining(run_dir, data, recipe.negatives.miner, first_seen, **options)
 
 
 class _Mining(NamedTuple):
@@ -114,11 +111,16 @@ class _Mining(NamedTuple):
     run_dir: Path
     data: TrainingSet
     miner: Miner
-    sync: mirrors.Sync | None
     first_seen: int  # the newest checkpoint at the start
     poll_seconds: float
     texts_per_shard: int = encode.TEXTS_PER_SHARD
     dtype: str | None = None  # of matrix products; the run's own
+
+    def refresh(self) -> None:
+        """Fetches the files that the trainer wrote since to folders in a bucket."""
+        for folder in {self.run_dir, *(mined.negatives_dir for mined in self.data.all_mined.values())}:
+            if copies := addresses.wing(folder):
+                copies.follow(folder)
 
     def load(self, step: int | None) -> Run:
         """The run with a checkpoint, if its towers know the tokens of the stores."""
@@ -156,9 +158,10 @@ class _Mining(NamedTuple):
             yield generation
 
     def is_over(self, num_steps: int) -> bool:
-        """Whether the run needs no more generations; raises the fault that ended the comparison with a bucket."""
-        if self.sync:
-            self.sync.check()
+        """Whether the run needs no more generations; raises where another miner took a folder in a bucket over."""
+        for mined in self.data.all_mined.values():
+            if owner := addresses.owner_of(mined.negatives_dir):
+                owner.check()
         newest = _newest(self.run_dir)
         has_ended = newest > self.first_seen and end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None
         return has_ended or newest >= num_steps
@@ -181,7 +184,7 @@ def mine_elsewhere(
             yield from by_step(step) or ()
 
     with _opened(recipe, run_dir, **options) as mining:
-        if mining.sync:
+        if addresses.address_of(mining.run_dir):
             raise InputError("--engine needs a run in a folder that all machines see, not in a bucket.")
         if options["once"]:
             yield from mine_step(_newest_step(mining.run_dir) if step is None else step)
@@ -195,7 +198,7 @@ def _until_the_end(
     """What `mine_step` yields of each new checkpoint, while `held` is entered."""
     # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
     all_begun = lambda: all(mined.newest() is not None for mined in mining.data.all_mined.values())  # noqa: E731
-    _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining.poll_seconds)
+    _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining)
     with held:
         for step in _new_steps(mining, num_steps):
             try:
@@ -242,13 +245,13 @@ def _kept(run_dir: Path, step: int) -> Iterator[None]:
         folders.clear(run_dir / MINING_DIR, lambda name: False)
 
 
-def _wait_until(condition: Callable[[], bool], what: str, poll_seconds: float) -> None:
+def _wait_until(condition: Callable[[], bool], what: str, mining: _Mining) -> None:
     is_told = False
-    while not condition():
+    while not (mining.refresh() or condition()):
         if not is_told:
             print(f"waiting for {what}", file=sys.stderr, flush=True)
             is_told = True
-        time.sleep(poll_seconds)
+        time.sleep(mining.poll_seconds)
 
 
 def _newest_step(run_dir: Path) -> int:
@@ -268,7 +271,7 @@ def _new_steps(mining: _Mining, num_steps: int) -> Iterator[int]:
     last, newest = mining.mined_until(), functools.partial(_newest, mining.run_dir)
     while True:
         is_next = lambda: mining.is_over(num_steps) or newest() > last  # noqa: E731
-        _wait_until(is_next, f"a checkpoint in {mining.run_dir}", mining.poll_seconds)
+        _wait_until(is_next, f"a checkpoint in {mining.run_dir}", mining)
         if mining.is_over(num_steps):
             return
         yield (last := newest())

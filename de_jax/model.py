@@ -22,7 +22,7 @@ import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
 from de_jax.evaluation import verdict
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
 from de_jax.interop.foreign_tokenizers import SpecialTokens
@@ -308,10 +308,10 @@ class Model:
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
             origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
-            with mirrors.written(folder) as path:
+            with addresses.written(folder) as path:
                 write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
             return
-        with mirrors.written(folder) as path:
+        with addresses.written(folder) as path:
             notes = model_card.export(self.run, path, format)
         for note in notes:
             warnings.warn(note, stacklevel=2)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, reading
+from de_jax.files import addresses, reading
 from de_jax.files.outputs import write_json
 from de_jax.settings import map_of
 from de_jax.training.mesh import distributed
@@ -38,7 +38,7 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return buckets.address_of(value) or value
+        return addresses.address_of(value) or value
     if isinstance(value, numbers.Integral):  # NumPy's too
         return int(value)
     if isinstance(value, numbers.Real):

@@ -8,7 +8,7 @@ from pathlib import Path
 from de_jax.evaluation import metrics, task
 from de_jax.evaluation.report import averaged
 from de_jax.evaluation.task import Policy
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.model import Model
 from de_jax.settings import check_value
 from de_jax.types import InputError
@@ -43,7 +43,7 @@ def evaluate(
     """
     if not isinstance(model, Model):
         raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
-    dataset_dir = mirrors.local(dataset_dir)
+    dataset_dir = addresses.local(dataset_dir)
     measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
     check_value("measures", measures, Sequence[str])
     if not measures:

@@ -92,7 +92,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def mismatch(value: Any, hint: Any) -> Mismatch | None:
-    """Where a value is not what an annotation allows; None if it is."""
+    """The fault of a value that an annotation does not allow; None for a valid one."""
     try:
         fit(value, hint)
     except Mismatch as error:
@@ -215,9 +215,9 @@ def _local(value: Any, hint: Any) -> Any:
     if isinstance(value, str) and _is_path(hint):
         if "://" not in value and not value.startswith("~"):
             return value
-        from de_jax.files import mirrors  # most paths are here
+        from de_jax.files import addresses  # most paths are here
 
-        return mirrors.localized(value)
+        return addresses.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -323,7 +323,7 @@ def of_class(kind: Any, **given: Any) -> Record:
 
 
 def nullable(hint: Any) -> Check:
-    """What a check allows, or null; of an annotation, `hint | None`."""
+    """Null, or any value that fits; for an annotation write `hint | None`."""
     return lambda value: None if value is None else fit(value, hint)
 
 
@@ -423,7 +423,7 @@ def check_of(hint: Any) -> Check:
 
 
 def _below(key: Any, check: Check, value: Any) -> Any:
-    """Checks what an object or a list holds under a key."""
+    """Checks the value that an object or a list holds under a key."""
     try:
         return check(value)
     except Mismatch as error:
@@ -539,6 +539,6 @@ def _is_foreign(path: str) -> bool:
     """Whether a path is an address that is not read."""
     if "://" not in path:
         return False
-    from de_jax.files import buckets  # most paths are here
+    from de_jax.files import addresses  # most paths are here
 
-    return buckets.foreign(path) is not None
+    return addresses.foreign(path) is not None

@@ -19,7 +19,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import verdict
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
@@ -65,7 +65,7 @@ def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 
 def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
-    run_dir = mirrors.local(run_dir)
+    run_dir = addresses.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
@@ -124,8 +124,8 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             recipe_file.keep(recipe, run_dir)
             recipe_file.keep_data(data.fingerprints, run_dir)
             best.remove_old()
-            if run.sync:
-                run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
+            if run.owner:
+                run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
     judged = verdict.of_run(run_dir) if data.dev_sets else None

@@ -23,7 +23,7 @@ from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
 from de_jax.evaluation.verdict import MEASURE, Scores
-from de_jax.files import mirrors, outputs, reading
+from de_jax.files import addresses, outputs, reading
 from de_jax.model import Model, load
 from de_jax.scoring import evaluate
 from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
@@ -95,7 +95,7 @@ def tune(
     """
     if trials > len(ARMS):
         raise InputError(f"trials is {trials}, but there are {len(ARMS)} settings to try; give 1 to {len(ARMS)}.")
-    folder, source = Path(mirrors.local(run_dir)), source_of(model)
+    folder, source = Path(addresses.local(run_dir)), source_of(model)
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     data = data_of(pairs, columns, dev_fraction)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)

@@ -22,7 +22,7 @@ from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.table_files import Rows
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
 from de_jax.mining.miner import Miner
@@ -92,7 +92,7 @@ def fine_tune(
     Raises:
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
-    local, source = mirrors.local(run_dir), source_of(model)
+    local, source = addresses.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
@@ -189,7 +189,7 @@ def source_of(model: str | Path | Model) -> str:
 def data_of(pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
     if isinstance(pairs, str | Path):
-        folder = Path(mirrors.local(pairs))
+        folder = Path(addresses.local(pairs))
         if not (folder / "qrels").is_dir():
             return functools.partial(table_pairs, str(pairs), columns=columns, dev_fraction=dev_fraction)
         if columns:

@@ -120,9 +120,9 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         raise InputError(f"--check names an entry, of whichever paper it is; leave {args.paper} out.")
     flag, used = ("--check", ("check",)) if args.check else ("--scale=small", ("paper", "scale", "table", "dry_run"))
     if args.check or args.scale == "small":  # whose registered commands have data and settings of their own
-        parser.refuse_others(args, flag, used=used)
-        if settings:
-            raise InputError(f"--gin.{settings[0]} changes nothing beside {flag}; leave one of them out.")
+        given = [name for name in vars(args) if name not in used and getattr(args, name) != parser.get_default(name)]
+        if given := given + [f"gin.{setting}" for setting in settings]:
+            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
     if args.topology and not args.dry_run:
         raise InputError("--topology plans, and trains nothing; give --dry_run beside it, or leave it out.")
     return args, settings

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from de_jax.planner import outline
+from de_jax.planner import SIZES, outline
+from de_jax.recipe import Recipe
 from de_jax.settings import Record
 from reproduction import stand_ins
 from reproduction.cells import Job, Missing, Reproduction, cells_of
@@ -36,6 +37,7 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         InputError: settings that a recipe refuses, or `plan` failed, as with an unknown topology.
     """
     outlines: dict[tuple[str, str], dict[str, Any]] = {}
+    by_settings: dict[str, dict[str, Any]] = {}  # of runs that differ in their loss, their data or their seed alone
     plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": Record({})})
     runs = []
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +46,11 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
             step = (job.run.recipe, job.run.training)
             if step not in outlines:
                 needs = job.needs if work.has_models(job) else missing.needs_of(job.run, settings)
-                outlines[step] = outline(stand_ins.read(needs, settings))
+                recipe = stand_ins.read(needs, settings)
+                key = _decides(recipe)
+                if key not in by_settings:
+                    by_settings[key] = outline(recipe)
+                outlines[step] = dict(by_settings[key])
                 if topology:
                     outlines[step]["plan"] = _compiled(plans, job, needs, topology, settings, run_command)
             runs.append({**_described(work, job, settings), **outlines[step]})
@@ -59,6 +65,12 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         ],
         "missing": [missing.source.name for missing in work.missing()],
     }
+
+
+def _decides(recipe: Recipe) -> str:
+    """All of a recipe that its outline depends on."""
+    sizes = {**{name: getattr(recipe.options, name, None) for name in SIZES.values()}, **recipe.texts_of_a_pair()}
+    return repr((recipe.model, recipe.adapters, recipe.optimization, recipe.negatives.negative_cache, sizes))
 
 
 def missing_lines(missing: list[Missing]) -> list[str]:

@@ -20,7 +20,7 @@ class Records:
     Args:
         path: the file, absent at first.
         key: names of the fields that tell records apart; their values are texts.
-        fields: the checks (of `files.schema`) of further required fields, by name.
+        fields: annotations or checks of further required fields, by name.
 
     Raises:
         InputError: a malformed line; names it.

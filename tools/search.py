@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.arguments import Checkpoint, Index, LocalPath, Model, Port, PositiveInt, rules, texts_of
+from de_jax.arguments import Checkpoint, Index, LocalPath, Model, Port, PositiveInt, rules
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.files import outputs
@@ -57,7 +57,7 @@ def search(
     if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
     build_index = faiss_index.index_builder(index.index, index.options())
-    corpus, texts = texts_of(dataset_dir, skip_empty=skip_empty)
+    corpus, texts = _texts(dataset_dir, skip_empty)
     options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
     searcher = open_searcher(model.open(), corpus, texts, **options)
     if query is None:
@@ -149,19 +149,26 @@ def export_index(
         milvus_index.require()
     else:
         _pyarrow_for(out)
-    texts = texts_of(dataset_dir, skip_empty=skip_empty)
+    corpus, texts = _texts(dataset_dir, skip_empty)
     run = model.open()
-    folder, ids, embeddings = embedded_corpus(run, texts.corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
-    beir.require_known(ids, texts.by_id, f"{folder}: documents that are not in {texts.corpus}")
+    folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
+    beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
     report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
     with progress_bar(total=len(ids), desc=to, unit=" rows", delay=0.5) as bar:
         if to == "milvus":
             options = {"float16": float16, "index_type": index_type, "index_params": params, "progress": bar.update}
-            report |= {"uri": uri, **milvus_index.upload(uri, folder, embeddings, ids, texts.by_id, **options)}
+            report |= {"uri": uri, **milvus_index.upload(uri, folder, embeddings, ids, texts, **options)}
         else:
-            _write_parquet(out, embeddings, ids, texts.by_id, float16=float16, progress=bar.update)
+            _write_parquet(out, embeddings, ids, texts, float16=float16, progress=bar.update)
             report |= {"out": str(out)}
     return report
+
+
+def _texts(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
+    """The corpus of a data set, and its documents by id."""
+    corpus = beir.find_file(dataset_dir, "corpus")
+    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
+    return corpus, dict(zip(*docs, strict=True))
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from de_jax.data.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files import buckets, outputs
+from de_jax.files import addresses, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
@@ -111,7 +111,7 @@ def generate_to_dir(
                 stacklevel=2,
             )
         # The generator's path has no effect on its queries, so a run may continue with another path.
-        writer.finish(num_queries=len(texts) * decoding.num_queries, source=buckets.named(str(run.source)), step=run.step)
+        writer.finish(num_queries=len(texts) * decoding.num_queries, source=addresses.named(str(run.source)), step=run.step)
 
 
 def _join(folder: Path) -> None:

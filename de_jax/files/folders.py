@@ -145,7 +145,8 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
     Raises:
         InputError: `path` holds anything else, at the beginning or at the end; it stays as it is.
     """
-    path = outputs.require_local(path).resolve()  # through a symbolic link, which stays
+    given = outputs.require_local(path)
+    path = given.resolve()  # through a symbolic link, which stays
     require_replaceable(path, kind)
     outputs.make_folder(path.parent)
     unfinished = outputs.temporary(path)
@@ -162,6 +163,7 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
             with _set_aside(path):
                 os.replace(unfinished, path)
             outputs.sync(path.parent)
+            outputs.completed(given)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

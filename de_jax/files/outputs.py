@@ -39,8 +39,19 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             sync(unfinished)
             os.replace(unfinished, path)
             sync(path.parent)
+            completed(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+COMPLETED: set[Path] | None = None
+"""The outputs of this process, once it has used an address of a bucket."""
+
+
+def completed(path: Path) -> None:
+    """Keeps the name of an output that is complete, if it may have to be uploaded."""
+    if COMPLETED is not None:
+        COMPLETED.add(path.absolute())
 
 
 def make_folder(path: Path) -> None:
@@ -80,7 +91,7 @@ def require_local(path: str | Path) -> Path:
     """The path, where it is one of this machine; see `in_home`.
 
     Raises:
-        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `mirrors`.
+        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `addresses`.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(path)):  # a `Path` has lost the second slash
         raise InputError(

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from de_jax.files import buckets, mirrors, outputs
+from de_jax.files import addresses, outputs
 from de_jax.files.reading import is_there, require_folder
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
@@ -177,7 +177,7 @@ def folder_of(source: str | Path) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    source = mirrors.local(source) if buckets.is_bucket(source) or outputs.is_in_home(source) else source
+    source = addresses.local(source) if addresses.is_bucket(source) or outputs.is_in_home(source) else source
     if Path(source).is_dir():
         return Path(source)
     name = hub_name(source)

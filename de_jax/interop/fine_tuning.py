@@ -31,7 +31,6 @@ from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
 TOWERS = get_args(TowerName)
-Length = Literal["max_query_length", "max_doc_length", "max_passages"]
 InitFrom = LocalPath | Mapping[str, LocalPath]
 Layers = Mapping[str, Sequence[NonNegativeInt]]
 """By tower, the layer of the source that each of its own layers starts from."""
@@ -126,16 +125,28 @@ def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
 
 
 @checked
-def pretrained_length(*, source: LocalPath = "", setting: Length = "max_query_length") -> int:
-    """A length of the run that training starts from, for the setting of that name in `PairsOptions`.
+def pretrained_query_length(*, source: LocalPath = "") -> int:
+    """`PairsOptions.max_query_length` of the run that training starts from; `source` as of `pretrained_tower`.
 
     A run that is continued keeps its own, and a model of another library, whose limit is often thousands of tokens, is trained at
-    the default of `PairsOptions`.
-
-    Args:
-        source: as of `pretrained_tower`.
-        setting: "max_query_length", "max_doc_length" or "max_passages".
+    the default of `PairsOptions`. The same holds for `pretrained_doc_length` and `pretrained_passages`.
     """
+    return _inherited(source, "max_query_length")
+
+
+@checked
+def pretrained_doc_length(*, source: LocalPath = "") -> int:
+    """`PairsOptions.max_doc_length`; see `pretrained_query_length`."""
+    return _inherited(source, "max_doc_length")
+
+
+@checked
+def pretrained_passages(*, source: LocalPath = "") -> int:
+    """`PairsOptions.max_passages`; see `pretrained_query_length`."""
+    return _inherited(source, "max_passages")
+
+
+def _inherited(source: str, setting: str) -> int:
     described = continued_run()
     if described is None:
         folder = _folder(source)

@@ -26,6 +26,8 @@ import jax
 import jax.export
 import numpy as np
 
+TOWERS = {"query": "query", "document": "doc", "doc": "doc"}
+"""The names of a caller, and those in serving.json; "doc" is also read, as older programs say."""
 LENGTH_MULTIPLE = 16  # tokens; each length and each number of texts is compiled once
 
 
@@ -38,17 +40,19 @@ class Encoder:
 
     Args:
         folder: the exported folder.
-        tower: "query" or "doc".
+        tower: "query" or "document".
         batch_size: the most texts that are embedded at a time.
 
     Raises:
-        InputError: the folder is not whole, or it has no such tower.
+        InputError: the folder is not whole, or the tower has another name.
     """
 
     def __init__(self, folder: str | Path, tower: str, batch_size: int = 32) -> None:
+        if tower not in TOWERS:
+            raise InputError(f"the tower is {tower!r}; it is 'query' or 'document'.")
         folder, path = Path(folder), Path(folder) / "serving.json"
         try:
-            self._settings = json.loads(path.read_text(encoding="utf-8"))[tower]
+            self._settings = json.loads(path.read_text(encoding="utf-8"))[TOWERS[tower]]
             path = folder / self._settings["tokenizer"]
             self._tokenize = _tokenize_function(path)
             path = folder / "parameters.npz"
@@ -107,7 +111,7 @@ def main() -> None:
     """Prints the embeddings of the texts of the command line as one JSON list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="+")
-    parser.add_argument("--tower", choices=("query", "doc"), default="query")
+    parser.add_argument("--tower", choices=TOWERS, default="query")
     args = parser.parse_args()
     try:
         encode = Encoder(Path(__file__).parent, args.tower)

@@ -371,7 +371,7 @@ def _most(known: Int[np.ndarray, "known 2"], first: np.ndarray | None = None) ->
 
 
 def _first_rows(texts: Sequence[str]) -> Int[np.ndarray, " n_and_1"]:
-    """As `equal_texts.first_rows`, of texts without tokens."""
+    """As `corpus.first_rows`, of texts without tokens."""
     firsts: dict[str, int] = {}
     return np.array([*(firsts.setdefault(text, row) for row, text in enumerate(texts)), PADDING_ID])
 

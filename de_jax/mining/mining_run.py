@@ -12,7 +12,7 @@ from typing import Any
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
-from de_jax.files import buckets, mirrors, outputs
+from de_jax.files import addresses, folders, outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
 from de_jax.retrieval import encode
@@ -79,7 +79,7 @@ def _write(run: Run, mined: MinedNegatives, miner: Miner, embedded: Embedded, *,
     pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
     if embedded.folder is not None:
         kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
-        mirrors.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
+        folders.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
     mined_by = by_run(run.run_dir, mined.negatives_dir)
     facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
@@ -145,7 +145,7 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
     Raises:
         InputError: another miner is at work there.
     """
-    with mirrors.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+    with addresses.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
         outputs.remove_leftovers(negatives_dir)
         yield
 
@@ -176,4 +176,4 @@ def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[s
 def by_run(run_dir: str | Path, negatives_dir: str | Path) -> dict[str, str]:
     """The facts of a generation that say whose it is: the run, and the way to it from the negatives, as both may be moved."""
     way = os.path.relpath(Path(run_dir).resolve(), Path(negatives_dir).resolve())
-    return {"mined_by": buckets.named(str(run_dir)), _RUN: Path(way).as_posix()}
+    return {"mined_by": addresses.named(str(run_dir)), _RUN: Path(way).as_posix()}

@@ -172,7 +172,7 @@ scores = model.similarity(queries, documents)"""
 from encoder import Encoder  # {name}/encoder.py
 
 queries = Encoder("{name}", "query")(["how high is mont blanc"])
-documents = Encoder("{name}", "doc")(["Mont Blanc is 4,806 metres high."])
+documents = Encoder("{name}", "document")(["Mont Blanc is 4,806 metres high."])
 scores = queries @ documents.T""",
         )
         return
@@ -190,7 +190,8 @@ model = de_jax.load("{name}")  # merged into the model that adapter_config.json 
     folder = name
     if format == "t5x":
         folder = f"runs/{name}"
-        made = f"de-jax import model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model --run_dir={folder}"
+        lengths = f"--max_query_length={run.query.max_length} --max_doc_length={run.doc.max_length}"
+        made = f"de-jax import model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model {lengths} --run_dir={folder}"
         yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
         yield _code("bash", made)
     yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')

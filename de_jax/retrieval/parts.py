@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from de_jax.files import mirror_names, mirrors, outputs
-from de_jax.files.folders import Kind
+from de_jax.files import addresses, outputs
+from de_jax.files.folders import Kind, clear
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
 from de_jax.types import InputError
 
@@ -57,13 +57,14 @@ class Part(NamedTuple):
     def folder(self, whole: Path) -> Path:
         """The folder of this part, where what another machine finished of it in a bucket is fetched to."""
         folder = folder_of(whole) / f"{self.number}_of_{self.total}"
-        mirrors.bring(folder)
+        if copies := addresses.wing(folder):
+            copies.pull(folder.parent, asked=folder.name)
         return folder
 
 
 def folder_of(whole: Path) -> Path:
     """The folder of the parts of a whole."""
-    return whole.with_name(f"{whole.name}{mirror_names.PARTS}")
+    return whole.with_name(f"{whole.name}.parts")
 
 
 def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
@@ -77,7 +78,8 @@ def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
         InputError: a part is missing or incomplete, or there are parts of two splits.
     """
     folder = folder_of(whole)
-    mirrors.refresh(folder, with_parts=True)
+    if copies := addresses.wing(folder):
+        copies.pull(folder, everything=True)
     found = [match for path in folder.iterdir() if (match := _PART_NAME.fullmatch(path.name))] if folder.is_dir() else []
     if not found:
         return []
@@ -129,6 +131,8 @@ def join(whole: Path, firsts_of: Callable[[], np.ndarray]) -> None:
 def remove(whole: Path) -> None:
     """Removes the parts of a whole that is complete, here and in a bucket, once the bucket has the whole."""
     folder = folder_of(whole)
-    if folder.is_dir() or mirrors.of(folder):
-        mirrors.push_all()
-        mirrors.clear(folder, lambda name: not _PART_NAME.fullmatch(name))
+    if folder.is_dir() or addresses.address_of(folder):
+        addresses.upload()
+        if copies := addresses.wing(folder):
+            copies.remove_below(folder, _PART_NAME)
+        clear(folder, lambda name: not _PART_NAME.fullmatch(name))

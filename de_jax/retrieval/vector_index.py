@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from de_jax.files import mirrors, outputs, reading
+from de_jax.files import addresses, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
@@ -186,7 +186,7 @@ class VectorIndex:
         """Writes the index to a folder that is absent, empty or an older one (else InputError); it appears complete."""
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
         about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
-        with mirrors.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
+        with addresses.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
             for name, array in arrays.items():
                 outputs.save_array(temporary / f"{name}.npy", array)
             outputs.write_json(temporary / IDS_FILE, self.ids)
@@ -195,7 +195,7 @@ class VectorIndex:
     @classmethod
     def load(cls, folder: str | Path, *, devices: Sequence[Any] | None = None) -> VectorIndex:
         """The index that `save` wrote; its arrays stay on disk, and a search reads them. InputError: none there, or damaged."""
-        folder = mirrors.local(folder)
+        folder = addresses.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
         ids = reading.read_json(folder / IDS_FILE, list_of(str), mend=mend, max_bytes=None)
         precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]

@@ -6,6 +6,7 @@ pip install -e '.[buckets]' 'moto[server]' gcp-storage-emulator && python -m pyt
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,12 +22,13 @@ import pytest
 from toy_run import ALL_DEVICES, arguments
 
 from de_jax import cli, command
-from de_jax.files.buckets import Objects
+from de_jax.buckets.objects import Objects
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
 from de_jax.training.run import run_log
 
-MACHINE = Path(__file__).resolve().parents[1] / "bucket_machine.py"
+TESTS = Path(__file__).resolve().parents[1]
+MACHINE, GCS_SERVER = TESTS / "bucket_machine.py", TESTS / "gcs_server.py"
 BUCKET = "de-jax-tests"
 CHANGES = {
     "Optimization__num_steps": 60,
@@ -75,7 +77,7 @@ def bucket(request):
     programs = Path(sys.executable).parent
     argv = {
         "s3": [programs / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
-        "gs": [programs / "gcp-storage-emulator", "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"],
+        "gs": [sys.executable, GCS_SERVER, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"],
     }[request.param]
     if request.param == "gs":
         argv.append(f"--default-bucket={BUCKET}")
@@ -109,9 +111,9 @@ def client(address):
 
 
 def listing(address):
-    """The objects below an address, by their names there."""
+    """The objects below an address, by their names there; those of owners aside."""
     place = address.partition("://")[2]
-    return {path.removeprefix(f"{place}/") for path in client(address).find(place)}
+    return {path.removeprefix(f"{place}/") for path in client(address).find(place) if "/.owners/" not in path}
 
 
 class Address(str):
@@ -194,9 +196,10 @@ def assert_same_run(run_dir, whole):
 
 def assert_all_there(address, run_dir):
     """The bucket has the files of the folder, and no others."""
-    here = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
-    tensorboard = {name for name in listing(address) if name.startswith("tensorboard/")}
-    assert listing(address) - tensorboard == here - tensorboard
+    here = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file() and path.name != ".owner"}
+    there = {re.sub(r"~\d+/", "/", name) for name in listing(address)}
+    tensorboard = {name for name in there if name.startswith("tensorboard/")}
+    assert there - tensorboard == here - tensorboard
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +222,7 @@ def test_a_run_killed_while_it_uploads_continues_on_other_machines_bit_equal(buc
         return {step for step in steps if f"checkpoints/{step}/_CHECKPOINT_METADATA" not in names}
 
     for number in range(NUM_KILLS):
-        process = start(tmp_path / str(number), "train", argv, slow=0.3, step=0.5)
+        process = start(tmp_path / str(number), "train", argv, slow=0.3, step=0.5 if number else 2.0)
         deadline = time.monotonic() + 600
         while not any(step > 15 * number for step in half_uploaded()):
             assert process.poll() is None, process.communicate()
@@ -345,9 +348,22 @@ def test_jobs_on_machines_of_their_own_generate_what_one_job_generates_though_on
 def test_files_of_any_bytes_arrive_as_they_are(bucket, tmp_path):
     for number, data in enumerate((b"", b"\r", b"\n", b"weights\r", b"weights\n\r", b"--==0==--", b"a\n--==0==\nb")):
         (tmp_path / "file").write_bytes(data)
-        sent = Objects(f"{bucket}/bytes").put(str(number), tmp_path / "file")
+        size = Objects(f"{bucket}/bytes").put(str(number), tmp_path / "file")
         assert Objects(f"{bucket}/bytes").read(str(number)) == data
-        assert Objects(f"{bucket}/bytes").list()[str(number)].size == sent.size == len(data)
+        assert Objects(f"{bucket}/bytes").list()[str(number)].size == size == len(data)
+
+
+@pytest.mark.parametrize("size", [10, 2**20, 120 * 2**20])
+def test_an_object_is_created_once_whatever_its_size(bucket, tmp_path, size):
+    """Below the limits of one request, above that of the clients' resumable uploads, and above that of multipart uploads."""
+    (tmp_path / "file").write_bytes(b"1" * size)
+    objects = Objects(f"{bucket}/created")
+    objects.put(str(size), tmp_path / "file", is_new=True)
+    (tmp_path / "file").write_bytes(b"2" * size)
+    for content in (tmp_path / "file", b"2"):
+        with pytest.raises(FileExistsError):
+            objects.put(str(size), content, is_new=True)
+    assert objects.read(str(size)) == b"1" * size
 
 
 def test_two_processes_share_a_copy_or_are_refused(bucket, whole, dataset_dir, tmp_path):

@@ -130,7 +130,7 @@ def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monke
         asked.append((layers, folder.name))
         return daft._Pair(load_run(towers.out_dir / "model"), [], {})
 
-    monkeypatch.setattr("train daft", "_pair", untrained)
+    monkeypatch.setattr(daft, "_pair", untrained)
     monkeypatch.setattr(daft.daft_report, "stages", lambda folders: {})
     monkeypatch.setattr(daft.daft_report, "draw", lambda *args: None)
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
@@ -172,7 +172,7 @@ def test_query_towers_are_cut_from_another_model_where_one_is_named(folders, tmp
         begun[run_dir.name] = recipe
         raise SystemExit(75)
 
-    monkeypatch.setattr("train daft", "train", stop)
+    monkeypatch.setattr(daft, "train", stop)
     command = [f"--model={folders / 'model'}", f"--query_model={folders / 't5'}", f"--dataset_dir={folders / 'data'}"]
     with pytest.raises(SystemExit):
         cli.call("train daft", [*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer

@@ -9,7 +9,7 @@ import pytest
 
 from de_jax import command
 from de_jax.data.expansion import generated_queries
-from de_jax.files import folders, mirrors, outputs, reading
+from de_jax.files import addresses, folders, outputs, reading
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -111,18 +111,18 @@ def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
 
 def test_the_home_directory_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert mirrors.local("~/run") == tmp_path / "run"
-    assert mirrors.localized("~/run") == str(tmp_path / "run")
+    assert addresses.local("~/run") == tmp_path / "run"
+    assert addresses.localized("~/run") == str(tmp_path / "run")
     parser = command.Parser()
     parser.add_argument("--run_dir")
     assert parser.parse_args(["--run_dir=~/run"]).run_dir == str(tmp_path / "run")
-    assert [mirrors.localized(path) for path in ("~run", "a/~/b")] == ["~run", "a/~/b"]
+    assert [addresses.localized(path) for path in ("~run", "a/~/b")] == ["~run", "a/~/b"]
 
 
 def test_a_name_that_is_not_utf_8_is_refused():
     parser = command.Parser()
     parser.add_argument("--dataset_dir", type=Path)
-    for call in (lambda: mirrors.local("b\udce9"), lambda: parser.parse_args(["--dataset_dir=b\udce9"])):
+    for call in (lambda: addresses.local("b\udce9"), lambda: parser.parse_args(["--dataset_dir=b\udce9"])):
         with pytest.raises(InputError, match=r"b\\xe9' is not UTF-8; rename it\."):
             call()
 

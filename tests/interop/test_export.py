@@ -191,10 +191,8 @@ def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path,
     run = make_run(tmp_path, vocabularies, name, prompts=("query: ", "passage: "), lengths=(10, 40))
     export(run, tmp_path / "out", "sentence_transformers")
     found = any_model.read(tmp_path / "out")
-    shared = run.params.get("shared", {})
-    own = {tower: {**shared, **run.params[tower]} for tower in ("query", "doc") if tower in run.params}
-    assert_same_params(found.params, own or run.params)  # what a pair shared is in both of its models
-    assert (found.model.query, found.model.doc) == (run.model.query, run.model.doc)
+    assert_same_params(found.params, run.params)
+    assert found.model == run.model
     for tower in ("query", "doc"):
         there, here = found.side(tower).tokenizer, run.side(tower).tokenizer
         assert (there.prompt, there.prefix_ids, there.suffix_ids) == (here.prompt, here.prefix_ids, here.suffix_ids)
@@ -247,7 +245,8 @@ sys.modules["de_jax"] = None  # importing it fails
 sys.path.insert(0, sys.argv[1])
 import encoder
 texts = json.load(sys.stdin)
-print(json.dumps({tower: encoder.Encoder(sys.argv[1], tower, batch_size=4)(texts).tolist() for tower in ("query", "doc")}))
+towers = ("query", "document", "doc")
+print(json.dumps({tower: encoder.Encoder(sys.argv[1], tower, batch_size=4)(texts).tolist() for tower in towers}))
 """
 
 
@@ -261,6 +260,7 @@ def test_served_functions_need_nothing_of_this_library(tmp_path, vocabularies, n
     )
     assert served.returncode == 0, served.stderr
     found = json.loads(served.stdout)
+    assert found["document"] == found["doc"]
     for tower in ("query", "doc"):
         np.testing.assert_allclose(found[tower], embeddings(run, tower, tmp_path), atol=1e-5)
 
@@ -281,6 +281,8 @@ def test_a_served_folder_that_is_not_whole_is_one_sentence(tmp_path, files, mess
         (tmp_path / name).write_text(text)
     with pytest.raises(served_encoder.InputError, match=message):
         served_encoder.Encoder(tmp_path, "doc")
+    with pytest.raises(served_encoder.InputError, match="the tower is 'passage'; it is 'query' or 'document'"):
+        served_encoder.Encoder(tmp_path, "passage")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -1,12 +1,17 @@
 """The card of an exported run says what the run's folder says, in front matter that the hub's own package reads."""
 
 import json
+import re
+import shlex
 import shutil
+import sys
 
+import numpy as np
 import pytest
 import tiny_run
 
-from de_jax import recipe_file
+import de_jax
+from de_jax import cli, recipe_file
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
@@ -159,6 +164,32 @@ def test_every_format_has_a_card_whose_code_is_for_it(run_dir, tmp_path, format)
     assert ("SentenceTransformer" in text) == (format == "sentence_transformers")
     assert ("from encoder import Encoder" in text) == (format == "serving")
     assert ("de_jax.load" in text) == (format != "serving")
+
+
+@pytest.mark.parametrize(
+    ("format", "package"), [("sentence_transformers",) * 2, ("serving", "flatbuffers"), ("safetensors", None), ("t5x", None)]
+)
+def test_the_code_of_a_card_reads_the_export_again_with_both_towers(run_dir, tmp_path, monkeypatch, format, package):
+    if package:
+        pytest.importorskip(package)
+    run = load_run(run_dir, 7)
+    model_card.export(run, tmp_path / "sde", format)
+    text = loaded(tmp_path / "sde").text
+    run.query.tokenizer.save(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "sde"))
+    monkeypatch.delitem(sys.modules, "encoder", raising=False)
+    for code in re.findall(r"```bash\nde-jax import model (.*?)\n```", text):
+        cli.call("import model", shlex.split(code))
+    codes = re.findall(r"```python\n(.*?)\n```", text, re.S)
+    for code in codes:
+        model = de_jax.load(run_dir, step=7, dtype="auto" if "de_jax" in code else "float32")
+        queries, docs = model.encode_query(["how high is mont blanc"]), model.encode_document(["Mont Blanc is 4,806 metres high."])
+        exec(code, found := {})
+        np.testing.assert_allclose(found["queries"], queries, atol=1e-5)
+        np.testing.assert_allclose(found["documents"], docs, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(found["scores"]), model.similarity(queries, docs), atol=1e-5)
+    assert codes
 
 
 def test_a_run_without_adapters_has_none_for_peft(run_dir, tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from de_jax.data.batches.prefetch import prefetch
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
@@ -69,7 +69,7 @@ class Session:
         state: the first one; the first update takes its arrays.
         start_step: updates done before.
         beside: the values saved beside that state; empty for a new run.
-        sync: uploads to the bucket of a run that has one.
+        owner: uploads a run in a bucket; None for any other.
     """
 
     training: Training
@@ -78,7 +78,7 @@ class Session:
     state: TrainState
     start_step: int
     beside: dict[str, Any]
-    sync: mirrors.Sync | None
+    owner: Any
     _step_fn: Any
     _terminate: StopOnSignal
     _at_end: contextlib.ExitStack
@@ -137,8 +137,8 @@ class Session:
             return next(filter(None, (one() for one in reasons)), None)
 
         def asked_to_stop(step: int) -> str | None:
-            if self.sync:
-                self.sync.check()
+            if self.owner:
+                self.owner.check()
             return self._terminate.reason(step) or ended()
 
         return SaveCheckpoints(
@@ -177,7 +177,6 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
     """
     keep = training.logging.keep_checkpoints
     with (
-        mirrors.kept_equal(run_dir, keep=keep) as sync,
         contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=keep)) as checkpoints,
         StopOnSignal() as terminate,
         contextlib.ExitStack() as at_end,
@@ -190,7 +189,8 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
             checkpoints.remove_old()
             start_step = int(state.step)
             beside = checkpoints.beside(start_step) if start_step else {}
-            yield Session(training, run_dir, checkpoints, state, start_step, beside, sync, step_fn, terminate, at_end)
+            owner = addresses.owner_of(run_dir)
+            yield Session(training, run_dir, checkpoints, state, start_step, beside, owner, step_fn, terminate, at_end)
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:

@@ -27,7 +27,7 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import mirrors
+from de_jax.files import addresses
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import DESCRIPTION, TRAINING_SETTINGS, DualEncoder
@@ -96,8 +96,8 @@ def only_trainer(run_dir: str | Path) -> Iterator[None]:
         InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
     lock = Path(run_dir) / ".train.lock"
-    with mirrors.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
-        if mirrors.of(run_dir):
+    with addresses.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
+        if addresses.address_of(run_dir):
             distributed.agreed(True)  # the first process has fetched the run again
             if not distributed.all_agree(_appears(lock)):
                 raise InputError(
@@ -338,8 +338,8 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
 
 def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     """The folder and the step of a checkpoint, chosen as in `load_run`."""
-    if str(step).isdecimal():
-        mirrors.bring(run_dir / CHECKPOINTS_DIR / str(step))
+    if str(step).isdecimal() and (copies := addresses.wing(run_dir)):
+        copies.pull(run_dir, asked=f"{CHECKPOINTS_DIR}/{step}")
     steps = {name: complete_steps(run_dir / name) for name in (MINING_DIR, CHECKPOINTS_DIR, BEST_DIR)}  # none removes the first
     if step == BEST_DIR:
         candidates = [(str(step), found) for found in complete_steps(run_dir / str(step))[-1:]]

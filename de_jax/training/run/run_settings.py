@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, reading
+from de_jax.files import addresses, reading
 from de_jax.settings import Record, list_of, map_of
 from de_jax.training.run.run_folder import ORIGIN_FILE, RECIPE_FILE, RUN
 
@@ -30,9 +30,9 @@ def origins(run_dir: str | Path) -> list[str]:
     Raises:
         InputError: a description that is damaged.
     """
-    run_dir = buckets.path_of(str(run_dir)) if buckets.is_bucket(run_dir) else Path(run_dir)
+    run_dir = addresses.path_of(str(run_dir)) if addresses.is_bucket(run_dir) else Path(run_dir)
     if not RUN.is_in(run_dir):
-        return [buckets.address_of(run_dir) or str(run_dir)]
+        return [addresses.address_of(run_dir) or str(run_dir)]
     found: list[str] = []
     if (run_dir / ORIGIN_FILE).is_file():
         found = reading.read_json(run_dir / ORIGIN_FILE, Record({"from": list_of(str)}))["from"]

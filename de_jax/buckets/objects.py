@@ -1,26 +1,18 @@
-"""Buckets: an address gs://bucket/path or s3://bucket/path stands for a path of the cache, and `Objects` reads and writes there.
-
-gs://bucket/run  <->  $DE_JAX_CACHE/buckets/gs/bucket/run
-
-`mirror` keeps both sides equal. All other code sees the path alone.
-"""
+"""The objects of a bucket, by fsspec's clients: listed, read, written, and created on condition that they are absent."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
-import hashlib
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from de_jax.files import outputs
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -32,8 +24,6 @@ RETRY_SECONDS = (1.0, 2.0, 4.0)
 """Between the attempts of one operation, beyond the client's own."""
 SMALL_BYTES = 64 * 2**20
 """Files up to this size are read into memory first: a log may grow while it is sent."""
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_WITHIN = re.compile(r"(?P<before>^|[=,])(?P<address>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://[^,]*)")
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -42,80 +32,10 @@ class Unreachable(InputError):
 
 
 class Object(NamedTuple):
-    """A file in a bucket; `version` changes with its content: on GCS its generation, on S3 its ETag, mostly the MD5."""
+    """A file in a bucket; `version` changes with its content: on GCS its generation, on S3 its ETag."""
 
     size: int
     version: str
-
-
-class Sent(NamedTuple):
-    """A file that was uploaded."""
-
-    size: int
-    md5: str | None  # None for a large one
-
-
-def is_address(text: Any) -> bool:
-    """Whether a text is `scheme://...`, of whatever scheme."""
-    return isinstance(text, str) and _ADDRESS.match(text) is not None
-
-
-def is_bucket(text: Any) -> bool:
-    """Whether a text is an address of a bucket."""
-    return is_address(text) and text.partition("://")[0] in CLIENTS
-
-
-def foreign(text: str) -> str | None:
-    """The first address in a text that is of no bucket; it may stand behind "=" or ","."""
-    return next((found["address"] for found in _WITHIN.finditer(text) if found["scheme"] not in CLIENTS), None)
-
-
-def replaced(text: str, local: Callable[[str], Path]) -> str:
-    """A text with `local(address)` in the place of each bucket's address; one may stand behind "=" or ","."""
-
-    def replace(found: re.Match[str]) -> str:
-        return f"{found['before']}{local(found['address'])}" if found["scheme"] in CLIENTS else found[0]
-
-    return _WITHIN.sub(replace, text)
-
-
-def localized(path: str, local: Callable[[str], Path]) -> str:
-    """A path, or `local(path)` of an address of a bucket and of a path below "~/"."""
-    return str(local(path)) if is_bucket(path) or outputs.is_in_home(path) else path
-
-
-def root() -> Path:
-    """The folder of all copies."""
-    return outputs.cache_dir().absolute() / "buckets"
-
-
-def path_of(address: str) -> Path:
-    """Where the copy of an address lies.
-
-    Raises:
-        InputError: an address without a bucket, or with a part that is no name.
-    """
-    scheme, _, rest = address.partition("://")
-    parts = rest.rstrip("/").split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        raise InputError(f"{address} is no address of a folder or file; write it like {scheme}://bucket/folder.")
-    return root() / scheme / Path(*parts)
-
-
-def address_of(path: str | Path) -> str | None:
-    """The address whose copy a path is, or is in; None for any other path."""
-    path = Path(path)
-    if not path.is_absolute() or not path.is_relative_to(root()):
-        return None
-    scheme, *parts = path.relative_to(root()).parts or ("",)
-    return f"{scheme}://{'/'.join(parts)}" if scheme in CLIENTS and parts else None
-
-
-def named(text: str) -> str:
-    """A sentence with the address in the place of each path of a copy."""
-    for scheme in CLIENTS:
-        text = text.replace(f"{root() / scheme}/", f"{scheme}://")
-    return text
 
 
 class Objects:
@@ -149,17 +69,6 @@ class Objects:
         """Writes an object to a file. FileNotFoundError where the object is gone."""
         self._attempt(lambda: self._files.get_file(self._at(name), str(path)), is_object=True)
 
-    def put(self, name: str, path: Path) -> Sent:
-        """Writes a file as an object. FileNotFoundError where the file is gone."""
-        size = path.stat().st_size
-        if size > SMALL_BYTES:
-            self._attempt(lambda: self._files.put_file(str(path), self._at(name)))
-            return Sent(size, None)
-        data = path.read_bytes()
-        # In one chunk: gcsfs sends less than a chunk between boundaries, where a last byte \r is lost.
-        self._attempt(lambda: self._files.pipe_file(self._at(name), data, chunksize=len(data) or 1))
-        return Sent(len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
-
     def read(self, name: str) -> bytes | None:
         """An object's bytes; None where it is missing."""
         try:
@@ -167,17 +76,26 @@ class Objects:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, data: bytes) -> None:
-        """Writes an object."""
-        self._attempt(lambda: self._files.pipe_file(self._at(name), data))
+    def put(self, name: str, content: Path | bytes, *, is_new: bool = False) -> int:
+        """Writes a file or bytes as an object; the number of bytes.
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Writes an object, unless there is one; whether it was written. The server decides, where it knows the condition."""
-        try:
-            self._attempt(lambda: self._files.pipe_file(self._at(name), data, mode="create"))
-        except FileExistsError:
-            return False
-        return True
+        Args:
+            name: of the object.
+            content: its bytes, or the file that holds them; FileNotFoundError where that is gone.
+            is_new: FileExistsError where the object exists, which the server decides (S3's If-None-Match: *, ifGenerationMatch=0
+                on GCS). It may be this request, repeated after its answer was lost.
+        """
+        mode: dict[str, Any] = {"mode": "create"} if is_new else {}
+        if isinstance(content, Path):
+            size = content.stat().st_size
+            if size > SMALL_BYTES:
+                self._attempt(lambda: self._files.put_file(str(content), self._at(name), **mode))
+                return size
+            content = content.read_bytes()
+            # In one chunk: gcsfs sends less than a chunk between boundaries, where a last byte \r is lost.
+            mode["chunksize"] = len(content) or 1
+        self._attempt(lambda: self._files.pipe_file(self._at(name), content, **mode))
+        return len(content)
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes objects, one after another; a missing one is no fault."""
@@ -190,7 +108,8 @@ class Objects:
 
     @property
     def _files(self) -> Any:
-        return _file_system(self._scheme, os.getpid())
+        with _making:
+            return _client(self._scheme, os.getpid())
 
     def _attempt(self, operation: Callable[[], T], *, is_object: bool = False) -> T:
         """The result of an operation, which is repeated while the bucket does not answer.
@@ -213,14 +132,9 @@ class Objects:
 _making = threading.Lock()
 
 
-def _file_system(scheme: str, process: int) -> Any:
-    """The client of a scheme, for this process: its threads do not survive a fork."""
-    with _making:
-        return _client(scheme, process)
-
-
 @functools.cache
 def _client(scheme: str, process: int) -> Any:
+    """The client of a scheme, for this process: its threads do not survive a fork."""
     try:
         import fsspec
 
@@ -231,8 +145,7 @@ def _client(scheme: str, process: int) -> Any:
 
 
 def _version(facts: dict[str, Any]) -> str:
-    known: Sequence[Any] = [facts.get(name) for name in ("generation", "ETag", "etag", "created")]
-    return str(next(value for value in known if value))
+    return str(next(facts[name] for name in ("generation", "ETag", "etag", "created") if facts.get(name)))
 
 
 @contextlib.contextmanager
@@ -250,6 +163,8 @@ def _explained(address: str, is_object: bool) -> Iterator[None]:
     except Exception as error:  # the clients' own errors have no common base
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
+        if "PreconditionFailed" in f"{error!r} {error.__cause__!r}":  # s3fs makes of it an OSError like others
+            raise FileExistsError(address) from None
         raise _sentence(address, error) from error
 
 
