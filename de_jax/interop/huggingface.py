@@ -26,7 +26,7 @@ from de_jax.types import Array, InputError
 CONFIG_FILE = "config.json"
 DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
-POOLING = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+POOLING = {"mean": "mean", "cls": "first", "lasttoken": "last"} | {one: one for one in ("max", "mean_sqrt_len", "weightedmean")}
 """A tower's poolings by the names that the field gives them."""
 ASSUMED = "so these are assumed"
 """Stands in the notes on settings that a folder lacks."""

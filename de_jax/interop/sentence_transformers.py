@@ -1,6 +1,7 @@
 """Folders of sentence-transformers: an encoder, pooling, a linear head and prompts; sentence-transformers is not needed.
 
-modules.json                       Transformer, Pooling, Dense, LayerNorm and Normalize with their folders, in this order
+modules.json                       Transformer, Pooling, Dense, LayerNorm and Normalize with their folders, in this order;
+                                   a Dropout is passed over, as it acts in training alone
 sentence_bert_config.json          the longest text, or query and document (in the Transformer's folder)
 config_sentence_transformers.json  prompts for queries and documents
 1_Pooling/config.json, 2_Dense/{config.json, model.safetensors}
@@ -107,8 +108,8 @@ def read(
 ) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
-    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share what the export of
-    a run says (`SHARING_FILE`), and else nothing.
+    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share the
+    parts that the export of a run names in `SHARING_FILE`, and else nothing.
 
     Args:
         folder: an output of `SentenceTransformer.save_pretrained`.
@@ -232,6 +233,9 @@ def _route(router: Path, route: str) -> list[tuple[str, Path]]:
 
 
 def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
+    modules = [one for one in modules if one[0] != "Dropout"]  # of training alone
+    while [kind for kind, _ in modules[-2:]] == ["Normalize", "Normalize"]:  # the second one changes nothing
+        modules = modules[:-1]
     kinds = [kind for kind, _ in modules]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
@@ -248,8 +252,8 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
 def _pooling(file: Path) -> str:
     values = _object(file, POOLING_KEYS)
     flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if "_mode_" in name and value is True]
-    modes = values.get("pooling_mode", [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags])
-    modes = modes if isinstance(modes, list) else [modes]
+    modes = values.get("pooling_mode", [flag.removesuffix("_token") for flag in flags])
+    modes = [str(mode).removesuffix("_tokens") for mode in (modes if isinstance(modes, list) else [modes])]
     if len(modes) != 1 or modes[0] not in list(huggingface.POOLING):
         asked = " and ".join(map(str, modes)) or "none"
         raise InputError(f"{file} asks for the pooling {asked}; a tower has {' or '.join(huggingface.POOLING)}.")
@@ -327,7 +331,11 @@ def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: hugg
     length, longest = values.get(name), encoder.config.max_length
     if length is None:
         return encoder.max_length
-    if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
+    around = len(encoder.tokenizer.prefix_ids + encoder.tokenizer.suffix_ids) if encoder.tokenizer else 0
+    is_whole = isinstance(length, int) and not isinstance(length, bool)
+    if is_whole and length <= around:
+        raise InputError(f"{file}: {name} is {length}, which leaves no room beside the {around} special tokens of each text.")
+    if not is_whole or length < 1 or (longest is not None and length > longest):
         most = "" if longest is None else f" of at most {longest}, the positions that there are"
         raise InputError(f"{file}: {name} is {length!r}; it must be a positive whole number{most}.")
     return length

@@ -23,7 +23,9 @@ from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
 NAMES = {"query": "query", "doc": "document"}
-POOLING_MODES = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
+POOLING_MODES = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"} | {
+    f"{one}_tokens": one for one in ("max", "mean_sqrt_len", "weightedmean")
+}
 SPACE = "▁"
 UNKNOWN, CONTROL, BYTE = 2, 3, 6  # kinds of pieces in sentencepiece's model file
 MODULE = "sentence_transformers.models."  # where every version finds its modules

@@ -57,7 +57,8 @@ class TowerConfig:
 
     Attributes:
         encoder: the text encoder.
-        pooling: "mean" over real tokens, or the "first" or the "last" of them.
+        pooling: "mean" over real tokens, or the "first" or the "last" of them; or the "max" of each dimension, "mean_sqrt_len",
+            their sum over the root of their number, or "weightedmean", by places from 1 on.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
         projection_activation: between the linear map and a norm: nothing, or tanh (LaBSE, Feng et al. 2022).
@@ -68,7 +69,7 @@ class TowerConfig:
     """
 
     encoder: EncoderConfig
-    pooling: Literal["mean", "first", "last"] = "mean"
+    pooling: Literal["mean", "first", "last", "max", "mean_sqrt_len", "weightedmean"] = "mean"
     projection_dim: PositiveInt | None = 768
     projection_bias: bool = False
     projection_norm: bool = False
@@ -170,13 +171,19 @@ def segments_of(lengths: Int[Array, "b S"], row_length: int) -> Int[Array, "b L"
 def pool(
     hidden: Float[Array, "b L E"], segments: Int[Array, "b L"], num_texts: int, pooling: str
 ) -> Float[Array, "b {num_texts} E"]:
-    """One vector per text: the mean over its tokens, or its first or last one. A text without tokens gives zeros."""
+    """One vector per text, see `TowerConfig.pooling`. A text without tokens gives zeros."""
+    if pooling == "max":
+        greatest = jax.vmap(lambda x, of: jax.ops.segment_max(x, of, num_segments=num_texts + 1))(hidden, segments)[:, 1:]
+        return jnp.where(jnp.isneginf(greatest), 0, greatest)
     member = segments[:, None, :] == jnp.arange(1, num_texts + 1)[None, :, None]  # [b, S, L]
-    if pooling != "mean":
+    if pooling in ("first", "last"):
         wanted = 1 if pooling == "first" else jnp.sum(member, axis=2, keepdims=True)
         member = member & (jnp.cumsum(member, axis=2) == wanted)
+    elif pooling == "weightedmean":
+        member = member * jnp.cumsum(member, axis=2)
     count = jnp.maximum(jnp.sum(member, axis=2, keepdims=True), 1)
-    return jnp.einsum("bsl,ble->bse", member.astype(hidden.dtype), hidden, precision="highest") / count
+    summed = jnp.einsum("bsl,ble->bse", member.astype(hidden.dtype), hidden, precision="highest")
+    return summed / (jnp.sqrt(count) if pooling == "mean_sqrt_len" else count)
 
 
 def l2_normalize(x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:

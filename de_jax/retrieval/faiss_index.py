@@ -315,7 +315,8 @@ def _new_index(factory: str, dim: int) -> Any:
 
 def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
     nprobe = options.nprobe
-    if nprobe is None and factory.startswith("IVF") and (lists := faiss().extract_index_ivf(index)).nprobe == 1:  # FAISS's default
+    lists = faiss().try_extract_index_ivf(index)  # also behind a transform, as in PCA64,IVF256,Flat
+    if nprobe is None and lists is not None and lists.nprobe == 1:  # FAISS's default
         nprobe = max(1, lists.nlist // LISTS_A_PROBE)
         warnings.warn(f"{factory} visits {nprobe} of its {lists.nlist} lists; a higher nprobe finds more.", stacklevel=2)
     for name, value in (("nprobe", nprobe), ("efSearch", options.ef_search)):

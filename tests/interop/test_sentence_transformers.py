@@ -8,6 +8,7 @@ import pytest
 import safetensors.numpy
 from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
 
+import de_jax
 from de_jax.interop import any_model, sentence_transformers
 from de_jax.models.tower import PARTS
 from de_jax.types import InputError
@@ -146,9 +147,10 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or"),
+        (in_json(POOLING, pooling_mode="median"), "pooling median; a tower has mean or"),
+        (in_json(POOLING, pooling_mode_max_tokens=True), "pooling mean and max"),
         (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
-        (in_json(POOLING, pooling_mode="weightedmean"), "pooling weightedmean"),
+        (in_json(POOLING, pooling_mode=["weightedmean", "cls"]), "pooling weightedmean and cls"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
         (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
         (in_json(DENSE, activation_function="torch.nn.modules.activation.ReLU"), "the activation .*ReLU has no place"),
@@ -162,6 +164,8 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (lambda folder: (folder / POOLING).unlink(), "1_Pooling/config.json does not exist"),
         (in_json("sentence_bert_config.json", max_seq_length=49), "max_seq_length is 49; .* at most 48"),
         (in_json("sentence_bert_config.json", max_seq_length="all"), "max_seq_length is 'all'"),
+        (in_json("sentence_bert_config.json", max_seq_length=True), "max_seq_length is True"),
+        (in_json("sentence_bert_config.json", max_seq_length=2), "max_seq_length is 2, which leaves no room beside the 2 special"),
         (in_json("config_sentence_transformers.json", default_prompt_name="web"), "default_prompt_name is 'web'"),
         (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),
         (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
@@ -169,7 +173,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (modules("Transformer", "Pooling", "LayerNorm"), "lists Transformer, Pooling, LayerNorm; .* LayerNorm after a Dense"),
         (modules("Router"), "router_config.json does not exist"),
         (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), r"router_config\.json: types is absent"),
-        (modules("Transformer", "Pooling", "Normalize", "Normalize"), "lists Transformer, Pooling, Normalize, Normalize"),
+        (modules("Transformer", "Normalize", "Pooling"), "lists Transformer, Normalize, Pooling"),
         (modules("Transformer", "Pooling", "Dense", "LayerNorm", "Dense"), "lists Transformer, Pooling, Dense, LayerNorm, Dense"),
         (modules("Transformer", "Pooling", "Normalize", "Dense"), "lists Transformer, Pooling, Normalize, Dense"),
         (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), r"modules\.json: found .*, expected a list"),
@@ -206,3 +210,27 @@ def test_lower_case_comes_first_where_the_folder_asks_for_it(dense_bert, tmp_pat
     in_json("sentence_bert_config.json", do_lower_case=True)(folder)
     found = sentence_transformers.read(folder)
     np.testing.assert_array_equal(our_embeddings(found, upper), our_embeddings(cased, lower))
+
+
+@pytest.mark.parametrize("mode", ["max", "mean_sqrt_len_tokens", "weightedmean", "cls", "lasttoken"])
+@pytest.mark.parametrize("is_saved_now", [True, False])
+def test_every_pooling_is_read_and_written_as_the_library_has_it(tmp_path, mode, is_saved_now):
+    """Beside a Dropout and a second Normalize, which change no embedding; `pooling_mode` is how versions of 2026 save it."""
+    library = pytest.importorskip("sentence_transformers")
+    write_sentence_transformer(tmp_path / "model", "bert")
+    pooling = {"embedding_dimension": 32, "pooling_mode": mode}
+    if not is_saved_now:
+        key = {"cls": "cls_token", "lasttoken": "lasttoken"}.get(mode, f"{mode.removesuffix('_tokens')}_tokens")
+        pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False, f"pooling_mode_{key}": True}
+    write(tmp_path / "model" / POOLING, pooling)
+    write(tmp_path / "model" / "3_Dropout" / "config.json", {"dropout": 0.2})
+    listed = json.loads((tmp_path / "model" / "modules.json").read_text())
+    more = [{**listed[-1], "idx": 3, "name": "3", "path": "3_Dropout", "type": "sentence_transformers.models.Dropout"}]
+    write(tmp_path / "model" / "modules.json", [*listed[:2], *more, *listed[2:], {**listed[-1], "idx": 4, "name": "4"}])
+    expected = library.SentenceTransformer(str(tmp_path / "model"), device="cpu", local_files_only=True).encode(TEXTS)
+    model = de_jax.load(tmp_path / "model", dtype="float32")
+    np.testing.assert_allclose(our_embeddings(sentence_transformers.read(tmp_path / "model"), TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=1e-5)  # several in a row
+    model.save(tmp_path / "out", format="sentence_transformers")
+    again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True).encode(TEXTS)
+    np.testing.assert_allclose(again, expected, atol=1e-5)

@@ -119,7 +119,10 @@ def test_places_start_anew_with_each_text():
     np.testing.assert_array_equal(places_of(segments), [[0, 1, 0, 1, 2, 0], [0, 0, 0, 0, 0, 0], [0] * 6])
 
 
-@pytest.mark.parametrize(("offset", "pooling"), zip(OFFSETS.values(), ["mean", "first"], strict=True), ids=OFFSETS)
+@pytest.mark.parametrize(
+    ("offset", "pooling"),
+    [*zip(OFFSETS.values(), ["mean", "first"], strict=True), (0, "max"), (0, "mean_sqrt_len"), (0, "weightedmean")],
+)
 def test_packed_texts_have_the_embeddings_and_gradients_of_padded_ones(pooling, offset):
     config = tower_config(dataclasses.replace(CONFIG, position_offset=offset, max_positions=9 + offset), pooling=pooling)
     model, params = Tower(config), tower_params(config)

@@ -500,3 +500,10 @@ def test_compressed_indexes_find_the_nearest_among_their_first(factory, tmp_path
     np.testing.assert_array_equal(
         FaissIndex.load(tmp_path / "saved", options=options).search(queries, 100).doc_rows, found.doc_rows
     )
+
+
+@pytest.mark.parametrize("factory", ["IVF32,Flat", "PCA4,IVF32,Flat", "L2norm,IVF32,Flat", "IVF32,SQ8,RFlat"])
+def test_inverted_lists_are_visited_by_their_number_wherever_they_stand_in_an_index(factory):
+    docs = np.random.default_rng(0).standard_normal((640, 8), np.float32)
+    with pytest.warns(UserWarning, match=f"{factory} visits 2 of its 32 lists"):
+        FaissIndex.build(docs, names(640), factory=factory)
