@@ -23,7 +23,7 @@ def import_model(
     from_: LocalPath,
     run_dir: LocalPath,
     doc_from: LocalPath | None = None,
-    pooling: Literal["mean", "cls", "lasttoken"] | None = None,
+    pooling: Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean"] | None = None,
     tokenizer: LocalPath | None = None,
     special_tokens: SpecialTokens = "text",
     query_prompt: str | None = None,
