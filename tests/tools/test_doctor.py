@@ -33,9 +33,9 @@ def test_problems_are_listed_with_what_mends_them(capsys, monkeypatch, tmp_path)
         "jaxlib": "0.9.0", "optax": "0.1.0", "gin-config": None, "faiss-cpu": "1", "faiss-gpu": "1",
     }  # fmt: skip
     whole = doctor._version
-    monkeypatch.setattr("doctor", "_version", lambda name: versions[name] if name in versions else whole(name))
-    monkeypatch.setattr("doctor", "NVIDIA_DRIVER", tmp_path)
-    monkeypatch.setattr("doctor", "LEAST_FREE", 1 << 60)
+    monkeypatch.setattr(doctor, "_version", lambda name: versions[name] if name in versions else whole(name))
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 60)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with pytest.raises(InputError, match=r"^problems found: [89], listed above"):
         cli.call("doctor", [])
