@@ -14,13 +14,9 @@ from de_jax.flags import Bindings, Line, rules
 from de_jax.settings import (
     LocalPath,
     NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Range,
-    Seed,
     Share,
-    ShareBelowOne,
 )
 from de_jax.types import InputError
 
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
     from de_jax.retrieval.parts import Part
     from de_jax.training.run.run_folder import Run
 
-OF_SETTINGS = (NonNegativeInt, PositiveFloat, Seed, ShareBelowOne)
-"""Types that the commands' own flags have, beside those of the flags here."""
 Dtype = Literal["float32", "bfloat16"]
 AnyDtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "gpu", "all_gpus"]

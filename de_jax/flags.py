@@ -4,7 +4,7 @@ A parameter `k: PositiveInt = 10` is the flag `--k`; its help is its line in the
 by place. A parameter whose type is a dataclass stands for its fields' flags, so flags that several commands have are written once.
 
 Signatures are read from the source, so a wrong flag is refused before the function's module imports JAX. Annotations and defaults
-of such a function are names of `de_jax.arguments`, or dataclasses that its module imports by name.
+of such a function are names of `de_jax.arguments`, `de_jax.settings` and this module, or dataclasses that its module imports.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from de_jax import settings
 from de_jax.command import Parser
 from de_jax.settings import PATH, meant, numeric
 from de_jax.types import InputError
@@ -220,7 +221,7 @@ def _first_words(text: str) -> str:
 
 def _read(module: str, name: str, scope: Mapping[str, Any]) -> Any:
     """A function without its body."""
-    known, tree = {**scope, "dataclasses": dataclasses, "rules": rules}, _tree(module)
+    known, tree = {**vars(settings), **globals(), "dataclass": dataclasses.dataclass, **scope}, _tree(module)
     node = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     named = {
         part.id for one in ast.walk(node.args) if isinstance(one, ast.arg) for part in ast.walk(one) if isinstance(part, ast.Name)
@@ -256,13 +257,14 @@ def _run(node: ast.FunctionDef | ast.ClassDef, known: dict[str, Any]) -> Any:
 
 def _flags_of(function: Any, meanings: Mapping[str, str]) -> Iterator[Flag]:
     helps = described(function.__doc__)[1]
-    hints = typing.get_type_hints(function, include_extras=True)
+    known = function.__globals__
+    hints = typing.get_type_hints(function, known, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             assert isinstance(hint, type)
             own = {key: text for one in reversed(hint.__mro__) for key, text in described(one.__doc__)[1].items()}
-            of_fields = typing.get_type_hints(hint, include_extras=True)
+            of_fields = typing.get_type_hints(hint, known, include_extras=True)
             for field in dataclasses.fields(hint):
                 default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
                 yield Flag(
@@ -289,7 +291,7 @@ def _add(parser: Any, flag: Flag, by_place: bool) -> None:
         if typing.get_origin(hint) is dict:
             options["metavar"] = "NAME=VALUE"
         hint = _inner(typing.get_args(hint)[-1 if typing.get_origin(hint) is dict else 0])
-    if typing.get_origin(hint) is typing.Literal:
+    if typing.get_origin(hint) is Literal:
         options |= {"type": str, "choices": typing.get_args(hint)}
     elif PATH not in typing.get_args(hint):  # whose type is the parser's own for paths
         options["type"] = hint if hint in (str, Path) else numeric(hint)

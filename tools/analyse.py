@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from de_jax.arguments import Checkpoint, LocalPath, Model, PositiveFloat, PositiveInt, Seed
+from de_jax.arguments import Checkpoint, Model
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.generations import open_newest
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
@@ -21,6 +21,7 @@ from de_jax.files.outputs import progress_bar, write_json
 from de_jax.mining import efficiency
 from de_jax.reports import embedding_report, negative_report, plots
 from de_jax.retrieval import maxp
+from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Seed
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run, load_run

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from de_jax.arguments import LocalPath, PositiveInt, Seed, open_model, rules
+from de_jax.arguments import open_model
 from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation import latency as latency_
@@ -15,7 +15,9 @@ from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.report import kept_ranking
 from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_lines
+from de_jax.flags import rules
 from de_jax.reports import plots, tables
+from de_jax.settings import LocalPath, PositiveInt, Seed
 from de_jax.types import InputError
 
 

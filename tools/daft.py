@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from de_jax.arguments import Bindings, Dtype, LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, rules
+from de_jax.arguments import Dtype
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.evaluation import dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs
+from de_jax.flags import Bindings, rules
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
 from de_jax.reports import daft_report
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any, Literal
 
-from de_jax.arguments import Columns, LocalPath, PositiveInt, Seed, ShareBelowOne, rules
+from de_jax.arguments import Columns
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, seqio_tasks, table_store, table_texts
 from de_jax.data.sources.pair_store import Tables
@@ -16,8 +16,9 @@ from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import folders, outputs, reading
+from de_jax.flags import rules
 from de_jax.interop.fine_tuning import pretrained_tokenizer
-from de_jax.settings import Record
+from de_jax.settings import LocalPath, PositiveInt, Record, Seed, ShareBelowOne
 from de_jax.types import InputError
 
 

@@ -14,19 +14,7 @@ from typing import Any, Literal
 import jax
 
 from de_jax import command
-from de_jax.arguments import (
-    Dtype,
-    Line,
-    LocalPath,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    Shards,
-    Share,
-    ShareBelowOne,
-    rules,
-)
+from de_jax.arguments import Dtype, Shards
 from de_jax.data.expansion.generated_queries import write_released
 from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
@@ -37,10 +25,12 @@ from de_jax.doc2query.generate import generate_to_dir
 from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
 from de_jax.files import reading
 from de_jax.files.outputs import progress_bar
+from de_jax.flags import Line, rules
 from de_jax.interop import generators
 from de_jax.models import generator
 from de_jax.models.decoding import Decoding
 from de_jax.models.t5 import T5Config
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization

@@ -6,16 +6,18 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from de_jax.arguments import Expand, Line, LocalPath, Model, PositiveInt, Shards, rules
+from de_jax.arguments import Expand, Model, Shards
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
+from de_jax.flags import Line, rules
 from de_jax.mining import guide, teacher
 from de_jax.model import load
 from de_jax.retrieval import encode, expanded_search
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.types import InputError
 
 

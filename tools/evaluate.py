@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from de_jax.arguments import LocalPath, Model, PositiveInt, Scored, Scoring, rules
+from de_jax.arguments import Model, Scored, Scoring
 from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.sources.training_set import dev_set
 from de_jax.data.text import beir, msmarco, nanobeir
@@ -19,9 +19,11 @@ from de_jax.evaluation.dev_scores import score_uncut
 from de_jax.evaluation.report import Report, averaged
 from de_jax.evaluation.task import Policy, Task, beir_task, beir_tasks, bm25_index, encoded, evaluate
 from de_jax.files import outputs
+from de_jax.flags import rules
 from de_jax.interop import hub
 from de_jax.reports import tables
 from de_jax.retrieval.index import ExactIndex
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.arguments import AnyDtype, Form, LocalPath, PositiveInt, precision
+from de_jax.arguments import AnyDtype, Form, precision
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
 from de_jax.evaluation.task import Policy, Task, beir_task, evaluate
@@ -16,6 +16,7 @@ from de_jax.files import folders, outputs
 from de_jax.interop import any_model
 from de_jax.reports import plots, tables
 from de_jax.retrieval.expanded_search import Expansion
+from de_jax.settings import LocalPath, PositiveInt
 
 BM25 = "bm25"
 LEVEL = 0.05

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import jax
 
-from de_jax.arguments import Checkpoint, Dtype, LocalPath, PositiveInt, SpecialTokens
+from de_jax.arguments import Checkpoint, Dtype, SpecialTokens
 from de_jax.interop import any_model, hub
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import paired, side_of
 from de_jax.models.tower import TowerConfig
 from de_jax.reports import model_card, tables
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import write_run
 
 

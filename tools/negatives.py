@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from de_jax.arguments import AnyDtype, Columns, Line, LocalPath, PositiveInt, Shards, open_model, precision, rules
+from de_jax.arguments import AnyDtype, Columns, Shards, open_model, precision
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import MinedPairs
@@ -18,10 +18,12 @@ from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
+from de_jax.flags import Line, rules
 from de_jax.mining import imported
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.retrieval import encode, maxp
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from de_jax.arguments import LocalPath, PositiveInt
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir, pydocs, vocabulary_training
@@ -22,6 +21,7 @@ from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.searcher import Searcher
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.trainer import train
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics

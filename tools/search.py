@@ -16,14 +16,16 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.arguments import Checkpoint, Index, LocalPath, Model, Port, PositiveInt, rules
+from de_jax.arguments import Checkpoint, Index, Model, Port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
+from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable
+from de_jax.settings import LocalPath, PositiveInt
 from de_jax.types import InputError
 
 ROWS_AT_ONCE = 16384

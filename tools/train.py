@@ -12,21 +12,11 @@ import jax
 
 from de_jax import command, planner, trainer
 from de_jax import mine as mine_
-from de_jax.arguments import (
-    AnyDtype,
-    Effort,
-    Line,
-    LocalPath,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    RequiredSettings,
-    Settings,
-    Shards,
-    precision,
-)
+from de_jax.arguments import AnyDtype, Effort, RequiredSettings, Settings, Shards, precision
 from de_jax.data.negatives.generations import Generation
+from de_jax.flags import Line
 from de_jax.recipe import Recipe
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt
 from de_jax.training.mesh import distributed as distributed_
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.mesh.plan import open_topology

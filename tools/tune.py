@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from de_jax import trials as trials_
 from de_jax import tuning
-from de_jax.arguments import LocalPath, PositiveFloat, PositiveInt, Seed, ShareBelowOne
+from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Seed, ShareBelowOne
 
 
 @dataclass(frozen=True)

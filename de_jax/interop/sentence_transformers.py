@@ -108,8 +108,8 @@ def read(
 ) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
-    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share what the export of
-    a run says (`SHARING_FILE`), and else nothing.
+    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share the
+    parts that the export of a run names in `SHARING_FILE`, and else nothing.
 
     Args:
         folder: an output of `SentenceTransformer.save_pretrained`.

@@ -299,7 +299,7 @@ def _prompt_of(directory: Path) -> str:
 def spell_out_special_tokens(backend: Any) -> None:
     """Makes a `tokenizers.Tokenizer` read a special token in a text as the text it is.
 
-    A vocabulary may have such a token as an entry, and a Unigram model or merges may lead to it; then words are cut within it.
+    A vocabulary may have it as an entry, and a Unigram model or merges may lead to it; then words are cut within it.
     """
     from tokenizers import Regex, pre_tokenizers
 
