@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from de_jax.data.batches.epoch_plan import EpochPlan
+from de_jax.data.batches.pair_batches import EpochPlan
 
 
 def test_planning_200k_pairs_with_repeats_is_not_quadratic():

@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from de_jax.data.batches.epoch_plan import EpochPlan
 from de_jax.data.batches.mixing import mixed_epochs, num_distinct, require_distinct, shares_of, turns
+from de_jax.data.batches.pair_batches import EpochPlan
 from de_jax.types import InputError
 
 

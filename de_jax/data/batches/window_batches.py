@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.epoch_plan import full_batches
-from de_jax.data.batches.pair_batches import require_shares
+from de_jax.data.batches.pair_batches import full_batches, require_shares
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows, in_memory

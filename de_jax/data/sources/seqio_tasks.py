@@ -240,7 +240,7 @@ def _tokenizer(task: Any, side: str) -> Tokenizer:
         feature.vocabulary.encode,
         lambda text: tokenizer.encode([text])[0].tolist(),
         f"the vocabulary of '{side}' in task '{task.name}' makes other tokens of {{text}} than its file "
-        f"{feature.vocabulary.sentencepiece_model_file}, by which texts are encoded; write what it changes, such as "
+        f"{feature.vocabulary.sentencepiece_model_file}, by which texts are encoded; write its changes, such as "
         "normalizer_spec_overrides, into the file.",
     )
     return tokenizer
