@@ -222,7 +222,7 @@ def _read_typed(binding: str, found: Settings) -> None:
 
 
 def find(name: str) -> Path:
-    """A gin file here, or among the recipes. Raises InputError: there is none."""
+    """A gin file here, or among the recipes. Raises InputError: no such file."""
     for path in (Path(name), RECIPES_DIR / name):
         if path.is_file():
             return path

@@ -113,7 +113,7 @@ def tune(
 
 
 def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
-    """The held-out queries that choose, and those that judge; which one a query does is decided by its id."""
+    """The held-out queries that choose, and the others, which judge; a query's id decides between them."""
     is_first = {query_id: hashlib.sha256(f"choose {query_id}".encode()).digest()[0] % 2 == 0 for query_id in query_ids}
     return [one for one in query_ids if is_first[one]], [one for one in query_ids if not is_first[one]]
 
@@ -200,7 +200,7 @@ def _judged(
             for name in forgetting
         },
     }
-    sentence = judged["sentence"] if is_better else f"keep what you have: {judged['sentence']}"
+    sentence = judged["sentence"] if is_better else f"keep your model: {judged['sentence']}"
     if is_better and not (folder / "model").exists():
         between[chosen].save(folder / "model")
     outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})

@@ -64,7 +64,7 @@ def fine_tune(
     dev_fraction: ShareBelowOne = 0.1,
     seed: Seed = 0,
 ) -> Model:
-    """Trains a model on pairs, and compares it with what it was on held-out queries; the same call continues after a stop.
+    """Trains a model on pairs, and compares it with its start on held-out queries; the same call continues after a stop.
 
     Args:
         model: a run, a folder, a name of the Hugging Face hub, or what `de_jax.load` gives.
@@ -167,7 +167,7 @@ def options_of(source: str, *, max_query_length: int | None, max_doc_length: int
 def fitted(
     data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
 ) -> tuple[PairsOptions, int]:
-    """The options with what is not set fitted to the pairs, and the number of these."""
+    """The options, fitted to the pairs where they are not set, and the number of pairs."""
     texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
     assert texts is not None  # only streams have none
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))

@@ -165,7 +165,7 @@ def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path,
     random.Random(0).shuffle(shuffled)
     rows = [(query, doc) for (query, _), doc in zip(PAIRS, shuffled, strict=True)]
     found = tuned_by(start, rows, tmp_path / "tune", monkeypatch)
-    assert found.sentence.startswith("keep what you have: ")
+    assert found.sentence.startswith("keep your model: ")
     assert not (tmp_path / "tune/model").exists()
     assert found.model.encode_query("red fox").tolist() == de_jax.load(start).encode_query("red fox").tolist()
 

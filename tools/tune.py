@@ -1,4 +1,4 @@
-"""`de-jax fine_tune` and `tune`: from a table of pairs to a better model, or to the word that there is none."""
+"""`de-jax fine_tune` and `tune`: from a table of pairs to a better model, or to the advice to keep the old one."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def tune(
 
     de-jax tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/tune --minutes=60
 
-    Half of the held-out queries choose, the other half judge. The better model is in <run_dir>/model; without it, keep what you
-    have. Prints one JSON object. In Python: `de_jax.tune`.
+    Half of the held-out queries choose, the other half judge. The better model is in <run_dir>/model; without it, keep yours.
+    Prints one JSON object. In Python: `de_jax.tune`.
 
     Args:
         pairs: a table with a column of queries and a column of documents, or a BEIR folder.

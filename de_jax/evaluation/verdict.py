@@ -110,7 +110,7 @@ def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> 
 def judge(
     after: Scores, before: Scores | None, *, beside: Mapping[str, Scores], left_out: AbstractSet[str] = frozenset()
 ) -> dict[str, Any]:
-    """What the scores of the held-out queries say about a training.
+    """Whether a training helped, by the scores of the held-out queries.
 
     Args:
         after: of the trained model, by query.
@@ -175,7 +175,7 @@ def of_queries(run_dir: str | Path) -> dict[str, dict[str, Scores]]:
 
 
 def sentences(verdict: Mapping[str, Any]) -> list[str]:
-    """What a verdict says, of a mixture for each source."""
+    """A verdict in words, of a mixture one sentence for each source."""
     if "sentence" in verdict:
         return [verdict["sentence"]]
     return [f"{source}: {one['sentence']}" for source, one in verdict.items()]

@@ -271,7 +271,7 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
 
 
 def _verdict(run: Run) -> str:
-    """What the run's training did to the scores of its held-out queries, if these parameters are the ones that were judged."""
+    """Whether the run's training helped, by its held-out queries, if these parameters were judged."""
     found = {} if run.source else verdict.of_run(run.run_dir) or {}
     judged = [found] if "sentence" in found else found.values()
     if not found or any(one["step"] != run.step for one in judged):

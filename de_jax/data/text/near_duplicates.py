@@ -65,7 +65,7 @@ def resembling(texts: Iterable[str], others: Iterable[str], *, max_resemblance: 
     """The places of the texts that share more of their three-word sequences with one of the others; found as `keep` finds them.
 
     Example:
-        >>> resembling(["How do I open a file?", "What is a list?"], ["how do i open a file"], max_resemblance=0.7)
+        >>> resembling(["How do I open a file?", "Where are lists?"], ["how do i open a file"], max_resemblance=0.7)
         {0}
     """
     found: set[int] = set()
