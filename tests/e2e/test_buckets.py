@@ -218,8 +218,8 @@ def test_a_run_killed_while_it_uploads_continues_on_other_machines_bit_equal(buc
     def half_uploaded():
         """The steps of checkpoints that are there in part."""
         names = {name for name in listing(address) if name.startswith("checkpoints/")}
-        steps = {int(name.split("/")[1]) for name in names}
-        return {step for step in steps if f"checkpoints/{step}/_CHECKPOINT_METADATA" not in names}
+        folders = {"/".join(name.split("/")[:2]) for name in names}
+        return {int(re.split("[/~]", folder)[1]) for folder in folders if f"{folder}/_CHECKPOINT_METADATA" not in names}
 
     for number in range(NUM_KILLS):
         process = start(tmp_path / str(number), "train", argv, slow=0.3, step=0.5 if number else 2.0)
