@@ -103,5 +103,5 @@ def test_what_is_no_table_and_no_folder_is_refused(tmp_path):
     (tmp_path / "notes.pdf").write_text("")
     with pytest.raises(InputError, match=r"notes\.pdf is no table; its name must end in one of \.csv"):
         beir.find_file(tmp_path / "notes.pdf", "corpus")
-    with pytest.raises(InputError, match=r"absent is neither a folder nor a table; give a data set in the BEIR layout"):
+    with pytest.raises(InputError, match=r"absent does not exist; give a data set in the BEIR layout, or a table"):
         beir.find_qrels(tmp_path / "absent", "test")
