@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.evaluation import verdict
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -150,8 +149,10 @@ class Model:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; empty for other models."""
-        return verdict.of_run(self.run.run_dir) or {}
+        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
+        from de_jax.evaluation import verdict
+
+        return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": "no query was held out of a training."}
 
     def encode_query(
         self,

@@ -24,6 +24,7 @@ FIRST_SENTENCE = re.compile(r"(.*?(?:\w\w\w|\)|\"))\.(?: [A-Z]|$)")
 PARTS = {"embedder": "embeddings of tokens", "encoder": "encoder", "projection": "projection"}
 ROOMS = {
     "arguments.py": "Commands",
+    "buckets": "Files and folders",
     "command.py": "Commands",
     "cli.py": "Commands",
     "configurables.py": "Recipes",
@@ -57,6 +58,8 @@ ROOMS = {
     "tools": "Commands",
     "trainer.py": "Devices and training runs",
     "training": "Devices and training runs",
+    "trials.py": "Models in Python",
+    "tuning.py": "Models in Python",
 }
 """The topic of the messages of a file or folder."""
 

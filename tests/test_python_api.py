@@ -160,8 +160,8 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     told = {}
     exec(code_of_the_readme()[0], told)
     assert asked == ["sentence-transformers/all-MiniLM-L6-v2"]
-    assert told["ranking"].doc_rows[0, 0] == 0
-    assert told["ranking"].scores.shape == (1, 2)
+    assert told["hits"][0].text == told["texts"][0]
+    assert len(told["hits"]) == 2
     assert told["model"].encode_query(["red fox"]).shape == (1, 384)
     told["model"].save("exported", format="sentence_transformers")
     assert (tmp_path / "exported" / "modules.json").exists()

@@ -152,8 +152,11 @@ def test_every_setting_has_an_annotation():
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("TowerConfig.pooling=cls", "TowerConfig.pooling is 'cls'; it must be 'mean', 'first' or 'last'."),
-        ("TowerConfig.pooling=max", "'mean', 'first' or 'last'"),
+        (
+            "TowerConfig.pooling=cls",
+            "TowerConfig.pooling is 'cls'; it must be 'mean', 'first', 'last', 'max', 'mean_sqrt_len' or ",
+        ),
+        ("TowerConfig.pooling=median", "'mean', 'first', 'last', 'max', 'mean_sqrt_len' or 'weightedmean'"),
         ("T5Config.activation=gelu", "T5Config.activation is 'gelu'; it must be 'gated_gelu' or 'relu' (did you mean"),
         ("T5Config.activation=gated-gelu", "(did you mean 'gated_gelu'?)."),
         ("T5Config.activation=swiglu", "'gated_gelu' or 'relu'"),

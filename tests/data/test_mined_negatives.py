@@ -284,7 +284,7 @@ def test_a_run_that_continues_holds_what_later_switches_name_from_its_beginning(
     shutil.rmtree(tmp_path / "negatives")
     for step, rows in zip((0, 8, 16), expected, strict=True):
         np.testing.assert_array_equal(run.at(step)["neg_docs"].rows, rows)
-    with pytest.raises(InputError, match=r"000001 holds no complete negatives"):
+    with pytest.raises(InputError, match="000001 does not exist"):
         followed(tmp_path, stores, known)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -307,7 +308,7 @@ def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_pat
             (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
 
     saved(5, 10)
-    steps = mine._new_steps(mine._Mining(tmp_path, None, None, None, -1, 0.01), 30)
+    steps = mine._new_steps(mine._Mining(tmp_path, SimpleNamespace(all_mined={}), None, -1, 0.01), 30)
     assert next(steps) == 10
     saved(15, 20, 25)
     assert next(steps) == 25

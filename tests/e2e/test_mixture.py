@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from de_jax import hooks
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_negatives import Switch, read_switches
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import DevSet, TrainingSet, beir_pairs
+from de_jax.evaluation import verdict
 from de_jax.losses.in_batch import samtone
 from de_jax.losses.mined import ance
 from de_jax.mine import mine
@@ -99,17 +99,18 @@ def test_the_run_says_what_its_sources_were(recipe, run_dir):
     assert [source.keywords["options"].max_doc_length for source in again.sources] == [32, 16]
 
 
-def test_the_dev_score_of_a_mixture_is_the_mean_of_its_sources(monkeypatch):
+def test_the_dev_score_of_a_mixture_is_the_mean_of_its_sources(monkeypatch, tmp_path):
     found = {"a": {"ndcg@10": 0.2, "mrr@10": 0.5}, "c": {"ndcg@10": 0.6, "mrr@10": 0.7}}
-    monkeypatch.setattr(hooks, "score_dev", lambda run, dev: found[dev.qrels] if run == f"run of {dev.qrels}" else {})
+    monkeypatch.setattr(verdict, "rank_dev", lambda run, dev: run == f"run of {dev.qrels}")
+    monkeypatch.setattr(verdict.metrics, "evaluate_results", lambda is_its_own, qrels: found[qrels] if is_its_own else {})
     sets = {name: DevSet(None, None, None, None, qrels=name) for name in "ac"}
     part = TrainingSet(batches=None, batch_size=1, query=None, doc=None, dev=None)
     mixture = part._replace(sources={"a": part._replace(dev=sets["a"]), "b": part, "c": part._replace(dev=sets["c"])})
     run_at = {name: lambda params, name=name: f"run of {name}" for name in "abc"}
-    scores = hooks._dev_scores(mixture, run_at, {})
+    scores = verdict.DevScores(mixture, run_at, tmp_path)({})
     own = {f"{name}/{measure}": value for name, one in found.items() for measure, value in one.items()}
     assert scores == pytest.approx({"ndcg@10": 0.4, "mrr@10": 0.6, **own})
-    assert hooks._dev_scores(part._replace(dev=sets["c"]), {"": run_at["c"]}, {}) == found["c"]
+    assert verdict.DevScores(part._replace(dev=sets["c"]), {"": run_at["c"]}, tmp_path)({}) == found["c"]
 
 
 @pytest.mark.soak

@@ -356,8 +356,8 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_noted(tmp_pat
     assert "mean pooling" not in chosen.notes[0]
     (note,) = huggingface.read(tmp_path / "model", only_sizes=True).notes
     assert "assumed: mean pooling (pooling=cls takes the first token), no projection, embeddings of length 1" in note
-    with pytest.raises(InputError, match="pooling is 'max'; a tower has mean or cls or lasttoken"):
-        any_model.read(tmp_path / "model", pooling="max")
+    with pytest.raises(InputError, match="pooling is 'median'; a tower has mean or cls or lasttoken or max"):
+        any_model.read(tmp_path / "model", pooling="median")
 
 
 def test_pooling_of_a_model_that_says_it_itself_is_refused(bert):

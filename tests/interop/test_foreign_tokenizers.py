@@ -119,7 +119,7 @@ def test_a_tokenizer_json_by_itself_reads_special_tokens_in_texts_as_text(tmp_pa
     opened = load_tokenizer(tmp_path / "tokenizer.json")
     unknown = opened._tokenizer.token_to_id("<unk>")
     for special in opened.special_tokens:
-        found = [token for row in opened.encode([f"a{special}b {special}"]) for token in opened._ours(row).tolist()]
+        found = [token for row in opened.encode([f"a{special}b {special}"]) for token in opened.by_padding(row).tolist()]
         assert opened._tokenizer.token_to_id(special) not in {*found} - {unknown}, special
 
 

@@ -234,7 +234,7 @@ def test_settings_that_cannot_be_are_refused(options, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"bm25_negatives_dir": "absent"}, "absent is not a generation of negatives and contains no generation"),
+        ({"bm25_negatives_dir": "absent"}, "absent does not exist; make one with de-jax mine pairs"),
         ({"judgements": "absent.tsv"}, r"absent\.tsv does not exist"),
         ({"teacher_scores": "absent.tsv", "max_teacher_score": 0.5}, r"absent\.tsv does not exist"),
         ({"index": "IVF,no"}, "IVF,no"),

@@ -31,5 +31,5 @@ def test_other_values_are_refused(given):
 
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_a_choice_that_this_version_does_not_know_is_refused(architecture):
-    with pytest.raises(Mismatch, match="query/pooling is 'cls', expected 'mean', 'first' or 'last'"):
+    with pytest.raises(Mismatch, match="query/pooling is 'cls', expected 'mean', 'first', 'last', 'max', 'mean_sqrt_len' or"):
         DESCRIPTION(described(architecture, pooling="cls"))

@@ -184,7 +184,7 @@ def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
     to_dir(tower, store, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         to_dir(CountingTower(fail_at), store, tmp_path / "cut")
-    with pytest.raises(InputError, match="no complete embeddings"):
+    with pytest.raises(InputError, match=r"no complete embeddings|cut does not exist"):
         open_embeddings(tmp_path / "cut")
     again, counts = CountingTower(), []
     to_dir(again, store, tmp_path / "cut", progress=counts.append)

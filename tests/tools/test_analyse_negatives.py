@@ -82,7 +82,7 @@ def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained
     ("flags", "sentence"),
     [
         ({"negatives": ["absent"]}, "--negatives has 'absent'; give each name once, as name=value"),
-        ({"negatives": ["a=absent"]}, "absent is not a generation of negatives"),
+        ({"negatives": ["a=absent"]}, "absent does not exist; make one with de-jax mine pairs"),
         ({"groups": ["a=nothing/.*"]}, "gradient norm pattern 'nothing/"),
         ({"temperature": 0.0}, "--temperature is 0.0; it must be more than 0"),
         ({"steps": ["4"]}, "does not have checkpoint '4'"),

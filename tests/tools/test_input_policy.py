@@ -176,6 +176,7 @@ def test_dropped_judgements_are_counted_with_an_option_that_keeps_them(call, nam
 
 OTHERS = {
     "quickstart": "builds its data",
+    **dict.fromkeys(("fine_tune", "tune"), "train as a recipe does; see tests/test_fine_tune.py"),
     "demo": "needs Gradio; see tests/tools/test_demo.py",
     "import pydocs": "writes no empty text",
     "import openqa": "keeps passages as they are; see tests/tools/test_import_openqa.py",
