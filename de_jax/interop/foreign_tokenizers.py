@@ -124,7 +124,7 @@ def _opened(folder: Path) -> Any:
             read_json(folder / TOKENIZER_JSON_FILE, max_bytes=None)  # stricter than the library: no key twice
         # A sentencepiece file alone is the whole vocabulary, to which T5's class would add a hundred tokens.
         is_alone = not is_there(file) and not is_there(folder / TOKENIZER_JSON_FILE)
-        own = {"extra_ids": 0} if is_alone else {}
+        own = {**({"extra_ids": 0} if is_alone else {}), **_config(folder)}
         opened = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **own)
     if not hasattr(opened, "backend_tokenizer"):
         raise InputError(f"{folder}: {type(opened).__name__} has no tokenizer.json; its texts are cut by Python code of its own.")
@@ -135,6 +135,19 @@ def _opened(folder: Path) -> Any:
             f"{file}: model_input_names is {opened.model_input_names!r}; without 'attention_mask' padding would count as text."
         )
     return opened
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json for AutoTokenizer, which itself reads none with a byte order mark."""
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    if not is_there(folder / "config.json"):
+        return {}
+    found: dict[str, Any] = dict(reading.read_json(folder / "config.json", Record({})))
+    try:
+        return {"config": CONFIG_MAPPING[found["model_type"]].from_dict(dict(found))}
+    except (KeyError, TypeError, ValueError):  # a model of the owner's own, or no model at all
+        return {"config": PretrainedConfig.from_dict(found)}
 
 
 def _put_into_lower_case(backend: Any) -> None:
