@@ -101,13 +101,13 @@ def tune(
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     dev = data(options=options, share=Share()).dev
-    if dev is None or min(map(len, halves(dev.qrels))) < 2:
-        raise InputError(f"{len(dev.qrels) if dev else 0} held-out queries are too few to choose and to judge; raise dev_fraction.")
+    _check_enough(dev.qrels if dev else ())
+    assert dev is not None
     trial = functools.partial(_trial, source, data, options)
     sizes = {"batch_size": options.batch_size, "num_pairs": num_pairs}
     plan = _plan(folder, trial, minutes=minutes, trials=trials, **sizes)
     scored = _trials(folder, trial, plan)
-    best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(dev.qrels)[0]))
+    best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(scored[name]["after"])[0]))
     between = _between(load(source), load(folder / "trials" / best))
     return _judged(folder, dev, scored, best, between, forgetting)
 
@@ -116,6 +116,11 @@ def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
     """The held-out queries that choose, and the others, which judge; a query's id decides between them."""
     is_first = {query_id: hashlib.sha256(f"choose {query_id}".encode()).digest()[0] % 2 == 0 for query_id in query_ids}
     return [one for one in query_ids if is_first[one]], [one for one in query_ids if not is_first[one]]
+
+
+def _check_enough(query_ids: Collection[str]) -> None:
+    if min(map(len, halves(query_ids))) < 2:
+        raise InputError(f"{len(query_ids)} held-out queries are too few to choose and to judge; raise dev_fraction.")
 
 
 def _trial(
@@ -156,7 +161,9 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
             if (verdict.of_run(folder / "trials" / name) or {}).get("step") != steps:
                 trial(folder / "trials" / name, settings, steps)
             scored[name] = of_arm[number] = verdict.of_queries(folder / "trials" / name)[""]
-        choosing = halves(next(iter(of_arm.values()))["after"])[0]
+        counted = next(iter(of_arm.values()))["after"]  # without those that are nearly in the training data
+        _check_enough(counted)
+        choosing = halves(counted)[0]
         ranked = sorted(arms, key=lambda number: -_mean(of_arm[number]["after"], choosing))
         arms = {number: arms[number] for number in sorted(ranked[: -(-len(ranked) // 2)])}
     return scored
@@ -182,12 +189,12 @@ def _judged(
     forgetting: Sequence[str],
 ) -> Tuned:
     """Chooses a place on the line by one half of the queries, judges it by the other, and keeps it if it is better."""
-    choosing, judging = halves(dev.qrels)
+    choosing, judging = halves(scored[best]["after"])
     scores = {part: metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, MEASURE) for part, one in between.items()}
     chosen = max(scores, key=lambda part: (_mean(scores[part], choosing), -part))
     only = lambda one: {query_id: one[query_id] for query_id in judging}  # noqa: E731
     beside = {name: only(scored[best][name]) for name in ("bm25", "fusion")}
-    judged = verdict.judge(only(scores[chosen]), only(scores[0.0]), beside=beside)
+    judged = verdict.judge(only(scores[chosen]), only(scores[0.0]), **beside)
     is_better = judged["result"] == "better"
     report = {
         "verdict": judged,

@@ -152,7 +152,7 @@ def recipe_of(
 
 def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:
     """How a model reads pairs: its tokenizers, prompts and lengths, where these are not given."""
-    start = any_model.open_model(source)
+    start = any_model.read(source, only_sizes=True)
     tokenizers = {side: pretrained_tokenizer(source=source, tower=side) for side in TOWERS}
     return PairsOptions(
         tokenizer=tokenizers["query"],
@@ -171,12 +171,12 @@ def fitted(
     texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
     assert texts is not None  # only streams have none
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
-    fitted: dict[str, Any] = {
+    values: dict[str, Any] = {
         "max_query_length": _needed(texts.query_store, texts.pairs[:, 0], options.max_query_length),
         "max_doc_length": _needed(texts.doc_store, texts.pairs[:, 1], options.max_doc_length),
         "batch_size": jax.device_count() * max(1, most // jax.device_count()),
     }
-    return dataclasses.replace(options, **{name: value for name, value in fitted.items() if not is_set[name]}), len(texts.pairs)
+    return dataclasses.replace(options, **{name: value for name, value in values.items() if not is_set[name]}), len(texts.pairs)
 
 
 def source_of(model: str | Path | Model) -> str:

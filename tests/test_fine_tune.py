@@ -101,30 +101,37 @@ def test_a_verdict_is_students_and_fishers():
     rng = random.Random(1)
     before = {str(place): rng.random() for place in range(50)}
     after = {query: min(1.0, score + rng.choice([0.0, 0.2])) for query, score in before.items()}
-    found = verdict.judge(after, before, beside={"bm25": before, "fusion": after})
+    found = verdict.judge(after, before, bm25=before, fusion=after)
     differences = [after[query] - before[query] for query in before]
     expected = stats.ttest_1samp(differences, 0).confidence_interval()
     assert found["interval"] == pytest.approx([expected.low, expected.high], abs=1e-5)
     assert found["p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.01)
     assert found["result"] == "better"
-    turned = verdict.judge(before, after, beside={"bm25": before, "fusion": after})
+    turned = verdict.judge(before, after, bm25=before, fusion=after)
     assert turned["result"] == "worse"
     assert "keep the model that it started from" in turned["sentence"]
 
 
-def test_a_verdict_leaves_out_near_duplicates_and_does_not_judge_one_question():
-    scores = {"a": 0.5, "b": 1.0}
-    found = verdict.judge(scores, {"a": 0.4, "b": 1.0}, beside={"bm25": scores, "fusion": scores}, left_out={"b"})
-    assert (found["num_queries"], found["num_left_out"], found["result"]) == (1, 1, "not judged")
+def test_one_question_and_a_random_start_are_not_judged():
+    scores = {"a": 0.5}
+    found = verdict.judge(scores, {"a": 0.4}, bm25=scores, fusion=scores)
+    assert found["result"] == "not judged"
     assert "1 held-out question cannot tell a gain from chance" in found["sentence"]
-    assert verdict.judge(scores, None, beside={"bm25": scores, "fusion": scores})["sentence"].startswith(
-        "nDCG@10 .750 on 2 held-out"
-    )
+    alone = verdict.judge({"a": 0.5, "b": 1.0}, bm25={"a": 0.1, "b": 0.2}, fusion={"a": 0.1, "b": 0.2})
+    assert alone["sentence"].startswith("nDCG@10 .750 on 2 held-out")
+
+
+def test_a_question_that_is_nearly_trained_on_is_left_out_of_the_verdict(start, tmp_path):
+    rows = [*PAIRS, *((f"{query}?", doc) for query, doc in PAIRS)]
+    model = de_jax.fine_tune(start, rows, run_dir=tmp_path / "run", dev_fraction=0.3, **{**FAST, "num_steps": 1})
+    counted = verdict.of_queries(tmp_path / "run")[""]
+    assert model.scores["num_left_out"] > 50
+    assert len(counted["before"]) == len(counted["bm25"]) == model.scores["num_queries"] > 5
 
 
 def test_equal_models_differ_by_nothing_that_shows():
     scores = {str(place): place / 30 for place in range(30)}
-    found = verdict.judge(scores, dict(scores), beside={"bm25": scores, "fusion": scores})
+    found = verdict.judge(scores, dict(scores), bm25=scores, fusion=scores)
     assert found["result"] == "no difference"
     assert (found["p"], found["smallest_visible"]) == (1.0, 0.0)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,14 @@ class DevScores:
     def __init__(self, data: TrainingSet, run_at: Mapping[str, Callable[[Params], Run]], run_dir: Path) -> None:
         self._data, self._run_at, self._run_dir = data, run_at, run_dir
         self._rankings: dict[str, Results] = {}
+        self._values: dict[str, dict[str, dict[str, float]]] = {}  # of each query by measure
         self._beside: dict[str, tuple[Results, set[str]]] = {}
 
     def __call__(self, params: Params) -> dict[str, float]:
         """The scores; of a mixture the means over the dev sets, and those of each source as "<source>/ndcg@10"."""
         self._rankings = {name: rank_dev(self._run_at[name](params), dev) for name, dev in self._data.dev_sets.items()}
-        scores = {name: metrics.evaluate_results(self._rankings[name], dev.qrels) for name, dev in self._data.dev_sets.items()}
+        self._values = {name: metrics.score_results(self._rankings[name], dev.qrels) for name, dev in self._data.dev_sets.items()}
+        scores = {name: metrics.means(values) for name, values in self._values.items()}
         means = {measure: float(np.mean([one[measure] for one in scores.values()])) for measure in next(iter(scores.values()))}
         own = {f"{name}/{measure}": value for name, one in scores.items() if name for measure, value in one.items()}
         return means | own
@@ -69,17 +70,20 @@ class DevScores:
         kept = of_queries(self._run_dir)
         found, queries = {}, {}
         for name, after in self._rankings.items():
-            bm25, left_out = self._bm25_and_left_out(name)
-            beside = {"bm25": self._scores(name, bm25), "fusion": self._scores(name, fusion.fuse([after, bm25], depth=DEPTH))}
-            scores, before = self._scores(name), kept.get(name, {}).get("before")
-            before = before if before is not None and before.keys() == scores.keys() else None
-            queries[name] = {**({"before": before} if before else {}), "after": scores, **beside}
-            found[name] = {"step": step} | judge(scores, before, beside=beside, left_out=left_out)
+            (bm25, left_out), qrels = self._bm25_and_left_out(name), self._data.dev_sets[name].qrels
+            rankings = {"bm25": bm25, "fusion": fusion.fuse([after, bm25], depth=DEPTH)}
+            scores = {system: metrics.scores_by_query(ranking, qrels, MEASURE) for system, ranking in rankings.items()}
+            scores |= {"after": self._scores(name), "before": kept.get(name, {}).get("before", {})}
+            counted = [query_id for query_id in scores["after"] if query_id not in left_out] or [*scores["after"]]
+            queries[name] = own = {
+                system: {query_id: one[query_id] for query_id in counted} for system, one in scores.items() if {*counted} <= {*one}
+            }
+            found[name] = {"step": step, "num_left_out": len(scores["after"]) - len(counted)} | judge(**own)
         outputs.write_json(self._run_dir / QUERIES_FILE, queries)
         outputs.write_json(self._run_dir / VERDICT_FILE, found)
 
-    def _scores(self, name: str, results: Results | None = None) -> Scores:
-        return metrics.scores_by_query(results or self._rankings[name], self._data.dev_sets[name].qrels, MEASURE)
+    def _scores(self, name: str) -> Scores:
+        return {query_id: values[NAME] for query_id, values in self._values[name].items()}
 
     def _bm25_and_left_out(self, name: str) -> tuple[Results, set[str]]:
         """BM25's ranking of a dev set, and the queries that resemble a training query; both are computed once."""
@@ -107,33 +111,27 @@ def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> 
     return {query_ids[place] for place in near_duplicates.resembling(queries, trained, max_resemblance=MOST_RESEMBLING)}
 
 
-def judge(
-    after: Scores, before: Scores | None, *, beside: Mapping[str, Scores], left_out: AbstractSet[str] = frozenset()
-) -> dict[str, Any]:
+def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict[str, Any]:
     """Whether a training helped, by the scores of the held-out queries.
 
     Args:
         after: of the trained model, by query.
         before: of the model that it started from; None where that one was random.
-        beside: of other systems on the same queries, such as "bm25" and "fusion".
-        left_out: queries that do not count, as they are nearly in the training data.
+        **beside: of `bm25` and `fusion`, on the same queries.
 
     Returns:
         Means, and with `before` the difference with its 95 % interval, p of the paired permutation test, and the smallest
         difference that so many queries show with a power of .8; "result" is "better", "worse", "no difference" or "not judged".
     """
-    if len(left_out) >= len(after):
-        left_out = set()
-    kept = [query_id for query_id in after if query_id not in left_out]
-    mean = lambda scores: round(math.fsum(scores[query_id] for query_id in kept) / len(kept), 5)  # noqa: E731
-    found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(kept), "num_left_out": len(left_out), "after": mean(after)}
+    mean = lambda scores: round(math.fsum(scores[query_id] for query_id in after) / len(after), 5)  # noqa: E731
+    found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(after), "after": mean(after)}
     found |= {name: mean(scores) for name, scores in beside.items()}
     if before is None:
         return found | {"result": "not judged", "sentence": _sentence(found)}
     found["before"] = mean(before)
     result = "not judged"
-    if len(kept) > 1:
-        differences = np.array([after[query_id] - before[query_id] for query_id in kept])
+    if len(after) > 1:
+        differences = significance.paired_differences(after, before)
         half = significance.half_width(differences.tolist())
         p = significance.permutation_test(differences)
         result = "no difference" if p >= 1 - significance.CONFIDENCE else "better" if differences.mean() > 0 else "worse"

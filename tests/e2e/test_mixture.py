@@ -102,7 +102,7 @@ def test_the_run_says_what_its_sources_were(recipe, run_dir):
 def test_the_dev_score_of_a_mixture_is_the_mean_of_its_sources(monkeypatch, tmp_path):
     found = {"a": {"ndcg@10": 0.2, "mrr@10": 0.5}, "c": {"ndcg@10": 0.6, "mrr@10": 0.7}}
     monkeypatch.setattr(verdict, "rank_dev", lambda run, dev: run == f"run of {dev.qrels}")
-    monkeypatch.setattr(verdict.metrics, "evaluate_results", lambda is_its_own, qrels: found[qrels] if is_its_own else {})
+    monkeypatch.setattr(verdict.metrics, "score_results", lambda is_its_own, qrels: {"q": found[qrels]} if is_its_own else {})
     sets = {name: DevSet(None, None, None, None, qrels=name) for name in "ac"}
     part = TrainingSet(batches=None, batch_size=1, query=None, doc=None, dev=None)
     mixture = part._replace(sources={"a": part._replace(dev=sets["a"]), "b": part, "c": part._replace(dev=sets["c"])})
