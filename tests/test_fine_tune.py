@@ -69,6 +69,16 @@ def test_answers_of_other_questions_are_no_gain(start, tmp_path):
 SIDES = {"d": [("", doc) for _, doc in PAIRS], "q": [(query,) for query, _ in PAIRS]}
 
 
+def test_the_dev_split_of_a_folder_is_held_out(start, tmp_path):
+    texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
+    qrels = {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}
+    dev = {query_id: qrels.pop(query_id) for query_id in [*qrels][:20]}
+    beir.write(tmp_path / "beir", *texts, {"train": qrels, "dev": dev})
+    model = de_jax.fine_tune(start, tmp_path / "beir", run_dir=tmp_path / "run", **{**FAST, "num_steps": 1})
+    assert verdict.of_queries(tmp_path / "run")[""]["before"].keys() <= dev.keys()
+    assert model.scores["num_queries"] + model.scores["num_left_out"] == 20
+
+
 @pytest.mark.parametrize(
     "options", [{"negatives": "mined"}, {"adapters": "lora"}, {"loss": "samtone"}, {"loss": de_jax.losses.pair}]
 )

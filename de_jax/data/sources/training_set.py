@@ -120,8 +120,8 @@ def beir_pairs(
     Args:
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         split: whose judgements are the training pairs.
-        dev_fraction: without `options.dev_split`, the share of the split's queries that score checkpoints and are not trained on;
-            a query is among them or not by its id.
+        dev_fraction: without `options.dev_split` and a dev split of the folder's own, the share of the split's queries that score
+            checkpoints and are not trained on; a query is among them or not by its id.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
         options: how the pairs become batches; `tokenizer` must be set. Queries for both towers are of `dev_split`, else of the
             folder's dev split, else of the training split.
@@ -137,8 +137,10 @@ def beir_pairs(
     cache_dir, dev_split = options.cache_dir, options.dev_split
     stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     qrels = _read_split(dataset_dir, split)
+    if dev_split is None and dev_fraction:
+        dev_split = beir.dev_split(dataset_dir)
     dev_qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
-    if dev_split is None and dev_fraction and (dev_split := beir.dev_split(dataset_dir)) is None:
+    if dev_qrels is None and dev_fraction:
         held_out = {query_id for query_id in qrels if int(_hash(query_id)[:12], 16) < dev_fraction * 2**48}
         dev_qrels = {query_id: qrels[query_id] for query_id in held_out} or None
         qrels = {query_id: docs for query_id, docs in qrels.items() if query_id not in held_out}
