@@ -29,8 +29,14 @@ from de_jax.types import InputError
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
+    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure.
+
+    Raises:
+        InputError: `path` is a folder.
+    """
     path = require_local(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, and a file is to be written there; move it away.")
     make_folder(path.parent)
     unfinished = temporary(path)
     try:

@@ -385,6 +385,18 @@ def test_bad_rows_are_refused_by_place_or_counted_and_damaged_files_refused(name
     assert warning.startswith(f"{path}: bad rows left out: 1 ({path}, line ")
 
 
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_two_columns_of_a_name_are_refused_in_every_format(name, tmp_path):
+    table = pyarrow.Table.from_arrays([pyarrow.array(["q"]), pyarrow.array(["d"]), pyarrow.array(["e"])], ["query", "doc", "doc"])
+    if name.endswith("arrow"):
+        with pyarrow.ipc.new_file(tmp_path / name, table.schema) as file:
+            file.write_table(table)
+    else:
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name}: two columns are called 'doc'; rename one of them\.$"):
+        examples(str(tmp_path / name))
+
+
 def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
     texts = pyarrow.array([b"d", b"W\xf6rter", b"e"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"query": ["q", "r", "s"], "doc": texts}), tmp_path / "a.parquet")

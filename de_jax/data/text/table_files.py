@@ -274,9 +274,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     names = list(header)
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
-        twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
-        fault = fault or (f"two columns are called {twice!r}; rename one of them" if twice else "")
-        fault = fault or _other_separator(names)
+        fault = fault or _named_twice(names) or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -285,6 +283,12 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
         yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault, is_csv=True)
+
+
+def _named_twice(names: Sequence[str]) -> str:
+    """The fault of columns of which two have one name; "" for none."""
+    twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
+    return f"two columns are called {twice!r}; rename one of them" if twice else ""
 
 
 def _other_separator(names: Sequence[str]) -> str:
@@ -327,7 +331,7 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
     try:
         with parquet.ParquetFile(path, memory_map=True) as file:
-            names = list(wanted(file.schema_arrow.names))
+            names = _chosen(path, file.schema_arrow.names, wanted)
             yield from _of_batches(path, file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
@@ -340,12 +344,18 @@ def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
             file.seek(0)
             opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
-            names = list(wanted(opened.schema.names))
+            names = _chosen(path, opened.schema.names, wanted)
             batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
             parts = (batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), _ROWS_AT_ONCE))
             yield from _of_batches(path, (part.select(names) for part in parts))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
+
+
+def _chosen(path: Path, names: Sequence[str], wanted: Wanted) -> list[str]:
+    if fault := _named_twice(names):
+        raise InputError(f"{path}: {fault}.")
+    return list(wanted(names))
 
 
 def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
