@@ -6,6 +6,7 @@ Folders do so in `folders`.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import io
 import json
@@ -308,6 +309,35 @@ def say(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
+
+
+_COLLECTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting(*, is_quiet: bool = False) -> Iterator[list[str]]:
+    """Within, each sentence of `tell` is added to the list too, once; with `is_quiet` it is not shown."""
+    outer: list[str] | None = _COLLECTED.get()
+    found: list[str] = []
+    token = _COLLECTED.set(found)
+    quiet = warnings.catch_warnings() if is_quiet else contextlib.nullcontext()
+    try:
+        with quiet:
+            if is_quiet:
+                warnings.filterwarnings("ignore", module=__name__)
+            yield found
+    finally:
+        _COLLECTED.reset(token)
+        if outer is not None and not is_quiet:
+            outer.extend(one for one in found if one not in outer)
+
+
+def tell(sentence: str) -> None:
+    """A warning about data: something left out, cut or counted."""
+    if (collected := _COLLECTED.get()) is not None and sentence not in collected:
+        collected.append(sentence)
+    # One place in the source, so that Python shows a sentence once however many readers a file has.
+    warnings.warn(sentence, stacklevel=1)
 
 
 def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:

@@ -286,7 +286,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
 
 
 def _named_twice(names: Sequence[str]) -> str:
-    """The fault of columns of which two have one name; "" for none."""
+    """The fault of two columns with one name; "" for none."""
     twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
     return f"two columns are called {twice!r}; rename one of them" if twice else ""
 
