@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import fcntl
+import functools
+import glob
+import hashlib
 import io
 import json
 import os
@@ -109,8 +112,42 @@ def require_local(path: str | Path) -> Path:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` that no other process uses, for an output on its way there."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """A name beside `path` that no other process uses, for an output on its way there.
+
+    Those that killed processes of this machine left for the same output are removed.
+    """
+    machine = _machine()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{machine}-*.tmp"):
+        process = re.fullmatch(rf"\..+\.{machine}-(\d+)\.[0-9a-f]{{8}}\.tmp", left.name)
+        if process and not _is_alive(int(process[1])):
+            _remove(left)
+    return path.with_name(f".{path.name}.{machine}-{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@functools.cache
+def _machine() -> str:
+    """What tells the processes of this machine, since it started, from others that may have the same numbers."""
+    told = socket.gethostname()
+    with contextlib.suppress(OSError):
+        told += Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(told.encode()).hexdigest()[:6]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_leftover(path: Path) -> bool:
@@ -123,7 +160,7 @@ def remove_leftovers(folder: str | Path) -> None:
     folder = Path(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_leftover(path):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
 
 
 def append_text(path: str | Path, text: str) -> None:
