@@ -175,8 +175,8 @@ class Scored(Index):
         if self.run_dir is None:
             return None
         run = open_model(self.run_dir, self.step, precision(self.dtype))
-        query = _changed(run, "query", self.max_query_length, self.query_prompt)
-        doc = _changed(run, "doc", self.max_doc_length, self.doc_prompt)
+        query = changed_side(run, "query", self.max_query_length, self.query_prompt)
+        doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt)
         if self.max_passages is not None:
             doc = doc._replace(max_passages=self.max_passages)
         if passage_length:
@@ -414,7 +414,7 @@ def precision(dtype: AnyDtype) -> Dtype:
     return chosen
 
 
-def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
+def changed_side(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
     """A side of a run, with the length and prompt of the flags if given."""
     from de_jax.data.text.tokenizing import with_prompt
 

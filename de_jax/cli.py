@@ -57,7 +57,7 @@ GROUPS = {
         "compare expansions": "expansions",
         "compare latency": "compare",
     },
-    "Analysis": {"analyse run": "analyse", "analyse embeddings": "analyse", "analyse negatives": "analyse"},
+    "Analysis": dict.fromkeys(("analyse data", "analyse run", "analyse embeddings", "analyse negatives"), "analyse"),
 }
 """The verbs as `--help` shows them: {group: {verb: module in tools}}; the function has the verb's name, with _ for the space."""
 VERBS = {verb: module for group in GROUPS.values() for verb, module in group.items()}
@@ -75,6 +75,7 @@ ALIASES = {
     "import_negatives": "import negatives",
     "import_openqa": "import openqa",
     "import_pairs": "import pairs",
+    "inspect_data": "analyse data",
     "inspect_run": "analyse run",
     "measure_query_latency": "compare latency",
     "mine_negatives": "mine pairs",

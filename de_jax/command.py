@@ -119,6 +119,7 @@ def run(main: Callable[[], None]) -> None:
     freed_memory.keep()
     try:
         import_asked_for()
+        answer_libtpu()
         keep_compiled()
         try:
             main()
@@ -194,6 +195,18 @@ def go_on_in_child() -> None:
         sentence = "error: another process of this run was lost; start all of them again, they continue from the newest checkpoint."
         code = _fail(sentence, EXIT_LOST)
     os._exit(code if code >= 0 else 128 - code)
+
+
+LIBTPU_ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+"""Else libtpu asks Google Cloud what machine this is; the last two are the answer, and of no effect."""
+TPU_DEVICES = ("accel[0-9]*", "vfio/[0-9]*")
+
+
+def answer_libtpu(devices: Path = Path("/dev")) -> None:
+    """Where there is no TPU, libtpu of the extra `plan` prints five lines of errors in every command, unless it is answered."""
+    if not any(one for pattern in TPU_DEVICES for one in devices.glob(pattern)):
+        for variable, value in LIBTPU_ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
 
 
 def keep_compiled() -> None:

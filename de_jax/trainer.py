@@ -7,7 +7,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import verdict
-from de_jax.files import addresses
+from de_jax.files import addresses, outputs
+from de_jax.files.outputs import write_json
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
@@ -35,6 +36,7 @@ from de_jax.training.run.loop import Session, Training, fresh_state, session
 from de_jax.training.run.run_folder import (
     BEST_DIR,
     CHECKPOINTS_DIR,
+    DATA_REPORT_FILE,
     complete_steps,
     continuing,
     describe_run,
@@ -80,7 +82,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
     share = Share(**rows, num_steps=recipe.optimization.num_steps, run_dir=str(run_dir))
-    with continuing(run_dir):
+    with continuing(run_dir), outputs.collecting() as told:
         data = recipe.data(share=share)
     for part in data.parts.values():
         recipe_checks.check_sizes(
@@ -123,6 +125,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         else:
             recipe_file.keep(recipe, run_dir)
             recipe_file.keep_data(data.fingerprints, run_dir)
+            _tell_data(data.counts, told, run_dir)
             best.remove_old()
             if run.owner:
                 run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
@@ -139,6 +142,19 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         "stopped": stop.reason if stop else None,
         **({"verdict": judged} if judged else {}),
     }
+
+
+def _tell_data(counts: dict[str, Any], told: Sequence[str], run_dir: Path) -> None:
+    """Writes the report of the data and shows its counts."""
+    if distributed.is_first():
+        write_json(run_dir / DATA_REPORT_FILE, {"told": list(told), "sources": counts})
+    for one in counts.values() if distributed.is_first() else ():
+        if one:
+            queries, docs = (
+                f"{one[name]['trained_on']:,} {name} (99 % up to {one[name]['tokens']['99 %']} tokens, {one[name]['cut']:,} cut)"
+                for name in ("queries", "documents")
+            )
+            print(f"{one['name']}: {one['pairs']:,} pairs of {queries} and {docs}", file=sys.stderr)
 
 
 def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:

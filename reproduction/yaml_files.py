@@ -37,8 +37,8 @@ def read_yaml(path: str | Path, check: Check | None = None, *, mend: str = "corr
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{path}{line}: not valid YAML ({error.problem}).") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-01
-        raise InputError(f"{path}: not valid YAML ({str(error).splitlines()[0]}).") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # a tag on another value: !!bool x
+        raise InputError(f"{path}: not valid YAML ({(str(error).splitlines() or [type(error).__name__])[0]}).") from None
     try:
         return value if check is None else check(value)
     except Mismatch as error:

@@ -1,6 +1,7 @@
 """`de-jax` as a user meets it: the help of every verb, wrong verbs and flags, old names, and what a refusal costs."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import typing
 import pytest
 
 import de_jax
-from de_jax import arguments, cli, gin_settings
+from de_jax import arguments, cli, command, gin_settings
 from de_jax.data.stores import corpus
 from de_jax.data.text import msmarco
 from de_jax.interop import export, foreign_tokenizers, huggingface
@@ -171,3 +172,20 @@ def test_a_command_prints_an_object_a_line(monkeypatch, capsys):
 def test_fields_of_a_dataclass_are_named_by_their_flags(tmp_path):
     with pytest.raises(InputError, match=r"^--num_beams is 4; it must be at least num_queries = 10\.$"):
         cli.call("doc2query generate", ["--model=x", "--dataset_dir=x", f"--out_dir={tmp_path}", "--method=beam"])
+
+
+def test_libtpu_is_answered_where_there_is_no_tpu(tmp_path, monkeypatch):
+    for variable in command.LIBTPU_ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "tpu" / "vfio").mkdir(parents=True)
+    (tmp_path / "tpu" / "vfio" / "0").touch()
+    command.answer_libtpu(tmp_path / "tpu")
+    assert not command.LIBTPU_ENVIRONMENT.keys() & os.environ.keys()
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+    command.answer_libtpu(tmp_path)
+    assert {name: os.environ[name] for name in command.LIBTPU_ENVIRONMENT} == {
+        **command.LIBTPU_ENVIRONMENT,
+        "TPU_WORKER_HOSTNAMES": "mine",
+    }
+    for variable in command.LIBTPU_ENVIRONMENT:
+        monkeypatch.delenv(variable)

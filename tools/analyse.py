@@ -1,15 +1,17 @@
-"""`de-jax analyse`: reports about a run, its embeddings and its negatives."""
+"""`de-jax analyse`: reports about data, a run, its embeddings and its negatives."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from de_jax.arguments import Checkpoint, Model
+from de_jax.arguments import Checkpoint, Columns, Model, open_model
+from de_jax.data import data_report
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.generations import open_newest
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
@@ -24,7 +26,7 @@ from de_jax.retrieval import maxp
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Seed
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import Run, load_run
+from de_jax.training.run.run_folder import DATA_REPORT_FILE, Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step import grad_norms
@@ -32,6 +34,41 @@ from de_jax.training.step import grad_norms
 RUN, EMBEDDINGS, NEGATIVES = "report of a run", "analysis of embeddings", "analysis of negatives"
 """Kinds of folders."""
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
+
+
+def analyse_data(
+    source: LocalPath, /, columns: Columns, *, run_dir: LocalPath | None = None, out_dir: Path | None = None
+) -> dict[str, Any]:
+    """Counts the content of a table or a BEIR folder: rows, texts, copies, contradictions, negatives, lengths and scripts.
+
+    de-jax analyse data qa.csv
+    de-jax analyse data data/beir/scifact --run_dir=all-MiniLM-L6-v2 --out_dir=report
+
+    Nothing is trained. Rows that cannot be used are counted, with the first one's fault. Lengths are words, or with --run_dir the
+    tokens of that model. Prints one JSON object.
+
+    Args:
+        source: a table, a BEIR folder, or a data set of the hub.
+        run_dir: count tokens of this model.
+        out_dir: write data_report.json and lengths.png to this folder.
+    """
+    if out_dir:
+        require_replaceable(out_dir, data_report.KIND)
+    length_of = data_report.words
+    if run_dir:
+        tokenizer = open_model(run_dir).doc.tokenizer
+        length_of = lambda texts: map(len, tokenizer.encode(list(texts)))  # noqa: E731
+    if data_report.is_table(source):
+        table = dataclasses.replace(columns, skip_bad_rows=True).of([source])
+        report, lengths = data_report.of_table(table, length_of)
+    else:
+        report, lengths = data_report.of_folder(source, columns.split, length_of)
+    report["unit"] = "tokens" if run_dir else "words"
+    if out_dir:
+        with atomic_dir(out_dir, data_report.KIND) as temporary:
+            write_json(temporary / DATA_REPORT_FILE, report)
+            plots.lengths(lengths, temporary / "lengths.png", title=f"Texts of {report['name']}", unit=report["unit"])
+    return report
 
 
 def analyse_run(model: Checkpoint, *, out_dir: Path | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from de_jax.arguments import Checkpoint, Dtype, SpecialTokens
+from de_jax.arguments import Checkpoint, Dtype, SpecialTokens, changed_side
 from de_jax.interop import any_model, hub
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import paired, side_of
@@ -85,6 +85,8 @@ def export_model(
     *,
     format: Literal["sentence_transformers", "safetensors", "t5x", "peft", "serving"],
     out_dir: Path,
+    max_query_length: PositiveInt | None = None,
+    max_doc_length: PositiveInt | None = None,
     license: str | None = None,
     base_model: str | None = None,
 ) -> dict[str, Any]:
@@ -108,6 +110,8 @@ def export_model(
         base_model: hub name of the original model; default from the run.
     """
     run = model.open()
+    query, doc = changed_side(run, "query", max_query_length, None), changed_side(run, "doc", max_doc_length, None)
+    run = run._replace(query=query, doc=doc)
     notes = model_card.export(run, out_dir, format, license=license, base_model=base_model)
     written = sorted(str(file.relative_to(out_dir)) for file in out_dir.rglob("*") if file.is_file())
     num_bytes = sum((out_dir / file).stat().st_size for file in written)

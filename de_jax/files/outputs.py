@@ -6,7 +6,11 @@ Folders do so in `folders`.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
+import functools
+import glob
+import hashlib
 import io
 import json
 import os
@@ -29,8 +33,14 @@ from de_jax.types import InputError
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
+    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure.
+
+    Raises:
+        InputError: `path` is a folder.
+    """
     path = require_local(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, and a file is to be written there; move it away.")
     make_folder(path.parent)
     unfinished = temporary(path)
     try:
@@ -102,8 +112,42 @@ def require_local(path: str | Path) -> Path:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` that no other process uses, for an output on its way there."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """A name beside `path` that no other process uses, for an output on its way there.
+
+    Those that killed processes of this machine left for the same output are removed.
+    """
+    machine = _machine()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{machine}-*.tmp"):
+        process = re.fullmatch(rf"\..+\.{machine}-(\d+)\.[0-9a-f]{{8}}\.tmp", left.name)
+        if process and not _is_alive(int(process[1])):
+            _remove(left)
+    return path.with_name(f".{path.name}.{machine}-{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@functools.cache
+def _machine() -> str:
+    """What tells the processes of this machine, since it started, from others that may have the same numbers."""
+    told = socket.gethostname()
+    with contextlib.suppress(OSError):
+        told += Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(told.encode()).hexdigest()[:6]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_leftover(path: Path) -> bool:
@@ -116,7 +160,7 @@ def remove_leftovers(folder: str | Path) -> None:
     folder = Path(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_leftover(path):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
 
 
 def append_text(path: str | Path, text: str) -> None:
@@ -302,6 +346,35 @@ def say(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
+
+
+_COLLECTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting(*, is_quiet: bool = False) -> Iterator[list[str]]:
+    """Within, each sentence of `tell` is added to the list too, once; with `is_quiet` it is not shown."""
+    outer: list[str] | None = _COLLECTED.get()
+    found: list[str] = []
+    token = _COLLECTED.set(found)
+    quiet = warnings.catch_warnings() if is_quiet else contextlib.nullcontext()
+    try:
+        with quiet:
+            if is_quiet:
+                warnings.filterwarnings("ignore", module=__name__)
+            yield found
+    finally:
+        _COLLECTED.reset(token)
+        if outer is not None and not is_quiet:
+            outer.extend(one for one in found if one not in outer)
+
+
+def tell(sentence: str) -> None:
+    """A warning about data: something left out, cut or counted."""
+    if (collected := _COLLECTED.get()) is not None and sentence not in collected:
+        collected.append(sentence)
+    # One place in the source, so that Python shows a sentence once however many readers a file has.
+    warnings.warn(sentence, stacklevel=1)
 
 
 def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:

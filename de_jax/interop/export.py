@@ -10,7 +10,8 @@ from pathlib import Path
 from de_jax.files.folders import atomic_dir
 from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers_export, serving, t5x
 from de_jax.interop.hub import CARD_FILE
-from de_jax.training.run.run_folder import Run
+from de_jax.interop.huggingface import DEFAULT_LENGTH
+from de_jax.training.run.run_folder import RECIPE_FILE, RUN, Run
 from de_jax.types import InputError
 
 FORMATS: dict[str, Callable[[Path, Run], None]] = {
@@ -53,6 +54,13 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
         notes.append(
             f"documents were trained as up to {run.doc.max_passages} passages of {run.doc.max_length} tokens; the best one counts; "
             "what reads this embeds one text, so cut documents before and rank them by their best passage"
+        )
+    longest = run.model.doc.encoder.max_length or DEFAULT_LENGTH
+    is_trained = (run.run_dir / RECIPE_FILE).is_file() and RUN.read_manifest(run.run_dir)["max_doc_length"] == run.doc.max_length
+    if is_trained and run.doc.max_length < longest and format != "t5x":
+        notes.append(
+            f"documents are cut at {run.doc.max_length} tokens, as in training, and the encoder takes {longest}; --max_doc_length "
+            "of de-jax export model changes it"
         )
     with atomic_dir(out_dir) as temporary:
         FORMATS[format](temporary, run)

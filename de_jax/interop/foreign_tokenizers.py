@@ -24,7 +24,7 @@ from de_jax.data.text.tokenizing import (
 )
 from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
-from de_jax.settings import Record
+from de_jax.settings import Maybe, Record
 from de_jax.types import InputError
 
 SpecialTokens = Literal["text", "as_transformers"]
@@ -34,6 +34,7 @@ VOCABULARY_FILES = (
 SETTINGS_FILE = "tokenizer_config.json"
 LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
 ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
+_SETTINGS = {"model_max_length": Maybe(float | None)}
 _WITHOUT_EFFECT = ("truncation", "padding")
 
 
@@ -112,7 +113,7 @@ def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> No
 def _opened(folder: Path) -> Any:
     """The tokenizer by transformers."""
     file = folder / SETTINGS_FILE
-    settings: Mapping[str, Any] = reading.read_json(file, Record({})) if is_there(file) else {}
+    settings: Mapping[str, Any] = reading.read_json(file, Record(_SETTINGS)) if is_there(file) else {}
     if settings.get("auto_map"):
         raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
     try:

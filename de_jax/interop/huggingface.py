@@ -123,6 +123,12 @@ def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowerc
     except InputError as error:  # of the encoder's own checks, which know no file
         raise InputError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
     notes = account(file, settings.values, kind.keys, model_type=settings.model_type)
+    precision = settings.values.get("dtype", settings.values.get("torch_dtype"))
+    if precision not in (None, "float32", "auto"):
+        notes += (
+            f"{file} says {precision}, but weights are float32 here: embeddings of a library that computes in {precision} "
+            "differ in the third decimal",
+        )
     told = None
     if foreign_tokenizers.is_in(folder):
         told = foreign_tokenizers.read(folder, special_tokens=special_tokens, lowercase=lowercase)

@@ -139,6 +139,8 @@ def merged(folder: Path, base_folder: Path, base: Pretrained, encoder: EncoderFo
         if not origin.transposed or turned(added, origin).shape != leaves[f"shared/{path}"].shape:
             raise InputError(f"{file}: the adapter of {origin.name} gives {added.shape}, which does not fit the base.")
         leaves[f"shared/{path}"] = leaves[f"shared/{path}"] + turned(added, origin)
+        if not np.isfinite(leaves[f"shared/{path}"]).all():
+            raise InputError(f"{file}: the adapter of {origin.name} is too large: with it, the weights are beyond float32.")
     return base._replace(params=paths.tree_of(leaves))
 
 
@@ -164,7 +166,8 @@ def _product(file: Path, module: str, rank_and_scale: tuple[int, float], read: M
     rank, scale = rank_and_scale
     if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank or not np.isfinite(a).all() & np.isfinite(b).all():
         raise InputError(f"{file}: {module} has adapters of {a.shape} and {b.shape} that are not finite numbers of rank {rank}.")
-    return (b @ a) * np.float32(scale)
+    with np.errstate(over="ignore", invalid="ignore"):  # the sum is looked at
+        return (b @ a) * np.float32(scale)
 
 
 def _scales(peft_name: str, settings: Mapping[str, Any]) -> tuple[int, float]:

@@ -27,7 +27,7 @@ from de_jax.files.reading import read_lines
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
 from de_jax.training.run.run_folder import Run
-from de_jax.training.run.run_settings import origins, read_recipe_file
+from de_jax.training.run.run_settings import environments, origins, read_recipe_file, trained_with
 from de_jax.types import InputError
 
 LIBRARY = {"sentence_transformers": "sentence-transformers", "peft": "peft"}
@@ -262,6 +262,8 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
     data = recipe.get("data")
     parts = {"options": data.get("options"), **recipe} if isinstance(data, dict) else recipe
     rows = [("updates done", str(run.step))]
+    if records := environments(run.run_dir, run.step):
+        rows.append(("trained with", trained_with(records)))
     for part, names in _SHOWN.items():
         found = parts.get(part)
         values = [(name, found.get(name)) for name in names] if isinstance(found, dict) else []

@@ -123,6 +123,15 @@ def embedding_map(
         _draw_map(figure, places[:num_pairs], places[num_pairs:], title, f"{num_pairs} pairs, {note}")
 
 
+def lengths(found: Mapping[str, np.ndarray], out_png: str | Path, *, title: str, unit: str) -> None:
+    """Draws how long texts are: shares of "queries" and "documents", up to the length of 99.5 %."""
+    most = max((float(np.quantile(values, 0.995)) for values in found.values() if len(values)), default=1.0)
+    with one_panel(out_png, title, xlabel=f"{unit} of a text", ylabel="share of the texts", legend="upper right") as axis:
+        for colour, (name, values) in zip((QUERY_COLOUR, DOC_COLOUR), found.items(), strict=True):
+            if len(values):
+                histogram(axis, values, np.linspace(0, max(most, 1), 41), colour, f"{len(values):,} {name}")
+
+
 def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_png: str | Path, *, title: str) -> None:
     """Draws each system's gain or loss over a baseline, query by query, from the largest gain to the largest loss.
 

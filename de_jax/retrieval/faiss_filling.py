@@ -168,10 +168,17 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_on_disk(index_file: Path, lists_file: Path) -> Any:
-    """The index that was written with its lists in a file, which stays on disk."""
-    library = faiss()
+    """The index that was written with its lists in a file, which stays on disk.
+
+    Raises:
+        InputError: a list is not inside the file, so that a search would end the process.
+    """
+    library, num_bytes = faiss(), lists_file.stat().st_size
     index = library.read_index(str(index_file), library.IO_FLAG_SKIP_IVF_DATA)
     lists = library.downcast_InvertedLists(library.extract_index_ivf(index).invlists)
+    ends = [one.offset + one.capacity * (lists.code_size + 8) for one in map(lists.lists.at, range(lists.nlist))]
+    if max(ends, default=0) > num_bytes:
+        raise InputError(f"{index_file} has lists beyond the {num_bytes} bytes of {lists_file}; build the index again.")
     lists.filename, lists.read_only = str(lists_file), True
     lists.do_mmap()
     return index

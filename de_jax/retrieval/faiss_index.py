@@ -184,8 +184,9 @@ class FaissIndex:
 
         Args:
             folder: a saved index.
-            mmap: leave the vectors on disk and read only the parts that a search touches, as always with lists on disk; for a
-                large file only the size is checked, not the checksum.
+            mmap: leave the vectors on disk and read only the parts that a search touches, as always with lists on disk. Of a
+                file beyond 16 MiB only the size is checked then: a wrong byte changes scores unseen, and one in a graph (HNSW) may
+                end the process. `de-jax verify` compares all checksums.
             options: of the search.
 
         Raises:
@@ -208,6 +209,8 @@ class FaissIndex:
     def _search(self, queries: Float[np.ndarray, "q D"], depth: int) -> tuple[np.ndarray, np.ndarray]:
         with sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
             scores, rows = self._searcher.search(queries, depth)
+        if rows.max(initial=-1) >= len(self._ids):  # of a large mapped file, whose checksum is not compared
+            raise InputError(f"the index holds document {rows.max()} of {len(self._ids)}, so it is damaged; {SAVED_INDEX.mend}.")
         scores[rows < 0] = -np.inf  # FAISS fills up with the least float
         return scores, rows
 

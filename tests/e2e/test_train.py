@@ -1,6 +1,7 @@
 """The train command on a small data set: it learns, continues exactly where it was stopped, and refuses what it cannot use."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,6 +16,7 @@ import pytest
 import toy_run
 from toy_run import arguments
 
+import de_jax
 from de_jax import cli, command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.doc2query import generator_run
@@ -22,7 +24,8 @@ from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.settings import bound
 from de_jax.training.mesh.distributed import StopOnSignal
-from de_jax.training.run.checkpoint import end_of
+from de_jax.training.run import run_settings
+from de_jax.training.run.checkpoint import Checkpoints, end_of
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
@@ -248,6 +251,28 @@ def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(f
     with pytest.warns(UserWarning, match=r"run already ended at step 20; nothing was trained or written\."):
         cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before
+
+
+def test_a_run_reports_what_its_data_became(finished_run):
+    report = json.loads((finished_run / "data_report.json").read_text())
+    one = report["sources"][""]
+    assert one["pairs"] >= one["queries"]["trained_on"] > 0
+    assert one["documents"]["cut_at"] == 32
+
+
+def test_a_run_says_what_it_was_trained_with_and_that_it_continues_elsewhere(finished_run, dataset_dir, tmp_path, monkeypatch):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    (first,) = run_settings.environments(run_dir)
+    assert first == {"from_step": 0, **run_settings.environment()}
+    with contextlib.closing(Checkpoints(run_dir / "checkpoints")) as checkpoints:
+        assert checkpoints.beside(20)["environment"] == run_settings.environment()
+    other = {**run_settings.environment(), "jax": "0.0.1"}
+    monkeypatch.setattr(run_settings, "environment", lambda: other)
+    with pytest.warns(UserWarning, match=rf"continues elsewhere \(jax {re.escape(first['jax'])} is now 0\.0\.1\), so its bits may"):
+        cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=22"])
+    assert run_settings.environments(run_dir) == [first, {"from_step": 20, **other}]
+    assert run_settings.environments(run_dir, 19) == [first]
+    assert run_settings.trained_with([first]).startswith(f"de_jax {de_jax.__version__}, Python ")
 
 
 @pytest.mark.parametrize("setting", ["Optimization.frozen=('doc/.*',)", "Optimization.optimizer=adamw"])

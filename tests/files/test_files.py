@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from de_jax import command
+from de_jax import command, recipe_file
 from de_jax.data.expansion import generated_queries
 from de_jax.files import addresses, folders, outputs, reading
 from de_jax.training.run import run_log
@@ -84,6 +84,20 @@ def test_an_expansion_has_one_writer_at_a_time(tmp_path, monkeypatch):
         [tmp_path / "predictions.jsonl"], tmp_path / "corpus.jsonl", tmp_path / "out", about={}
     )
     assert (written, held) == (1, [tmp_path / "out"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: outputs.write_json(path, {}),
+        lambda path: recipe_file.keep_data({"": "hash"}, path.parent),
+    ],
+)
+def test_a_folder_in_the_place_of_a_file_is_refused_and_stays(tmp_path, write):
+    (tmp_path / "data.json" / "mine").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"data\.json is a folder, and a file is to be written there; move it away\."):
+        write(tmp_path / "data.json")
+    assert [path.name for path in tmp_path.rglob("*")] == ["data.json", "mine"]
 
 
 @pytest.mark.parametrize(

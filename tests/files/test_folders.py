@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -227,3 +230,39 @@ def test_few_places_remove_folders():
     own = {"checkpoint.py", "mining_run.py", "mine.py", "copies.py", "owners.py"}
     joined = {"parts.py", "teacher.py", "faiss_filling.py"}
     assert callers == {"folders.py", "outputs.py"} | own | joined
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from de_jax.files import folders, outputs
+path = Path(sys.argv[1])
+with folders.atomic_dir(path / "store"), outputs.atomic_file(path / "report.json") as file:
+    file.touch()
+    print(*sorted(one.name for one in path.iterdir()), sep="\\n", flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def test_an_output_leaves_nothing_of_killed_processes_beside_it_and_all_of_live_ones(tmp_path):
+    def begin(how):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), how]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    killed = begin("killed")
+    assert killed.wait() == -signal.SIGKILL
+    live = begin("live")
+    left = {path.name for path in tmp_path.iterdir()}
+    theirs = {live.stdout.readline().strip() for _ in range(2)}
+    assert len(left | theirs) >= 2
+    with folders.atomic_dir(tmp_path / "store"), outputs.atomic_file(tmp_path / "report.json") as file:
+        file.touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "report.json", *theirs}
+    live.kill()
+    live.wait()
+    (tmp_path / "store").rmdir()
+    with folders.atomic_dir(tmp_path / "store"), outputs.atomic_file(tmp_path / "report.json") as file:
+        file.touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "report.json"}

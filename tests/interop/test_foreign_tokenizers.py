@@ -167,6 +167,9 @@ def broken(**settings):
         (broken(truncation_side="left"), "truncation_side is 'left'"),
         (broken(model_input_names=["input_ids"]), "model_input_names is .* padding would count as text"),
         (broken(bos_token="dense"), "the special token 'dense' is an ordinary word, .* special_tokens='as_transformers'"),
+        (broken(model_max_length=[512]), r"tokenizer_config\.json: model_max_length is \[512\], expected a number"),
+        (broken(model_max_length=True), r"tokenizer_config\.json: model_max_length is True, expected a number"),
+        (lambda folder: change(folder / "tokenizer.json", added_tokens=[[1]]), r"tokenizer\.json is not a tokenizer\.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer\.json"),
     ],
 )

@@ -80,6 +80,11 @@ def test_files_of_other_libraries_beside_adapters_are_not_skipped(folder):
         ({}, {"lora_A": np.ones((2, 32))}, r"adapter_model.safetensors: .*value.lora_B.weight is missing for the encoder of"),
         ({}, {"module": "encoder.decoder"}, r"encoder.decoder.lora_A.weight has no place in the encoder of"),
         ({}, {"lora_B": np.full((32, 2), np.nan)}, "not finite"),
+        (
+            {},
+            {"lora_A": np.full((2, 32), 3e38), "lora_B": np.full((32, 2), 3e38)},
+            r"adapter_model.* is too large: .* beyond float32",
+        ),
         ({}, {"lora_B": np.ones((40, 2))}, "does not fit the base"),
         ({"base_model_name_or_path": "/nowhere"}, {}, "/nowhere does not exist"),
         ({"base_model_name_or_path": "itself"}, {}, "which holds no config.json of transformers"),

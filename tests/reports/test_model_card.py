@@ -41,6 +41,7 @@ def run_dir(tmp_path_factory, dataset_dir):
         "initialization": {"type": "x.Initialization", "seed": 3, "init_from": "/home/someone/models/e5-base"},
     }
     (folder / "recipe.json").write_text(json.dumps(recipe))
+    run_settings.keep_environment(folder, 0, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         (task,) = beir_tasks(dataset_dir, "test")
@@ -139,6 +140,7 @@ def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_thi
     assert '`de_jax.losses.in_batch.samtone` with `temperature = 0.05`, `same_tower = "query"`.' in card.text
     assert "| learning rate | `0.02` |" in card.text
     assert "| optimizer | `adafactor` |" in card.text
+    assert f"| trained with | {run_settings.trained_with(run_settings.environments(run_dir))} |" in card.text
     report = json.loads(next((run_dir / "evaluations").glob("*/result.json")).read_text())
     low, high = report["intervals"]["dense"]["ndcg@10"]
     assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text

@@ -507,3 +507,19 @@ def test_inverted_lists_are_visited_by_their_number_wherever_they_stand_in_an_in
     docs = np.random.default_rng(0).standard_normal((640, 8), np.float32)
     with pytest.warns(UserWarning, match=f"{factory} visits 2 of its 32 lists"):
         FaissIndex.build(docs, names(640), factory=factory)
+
+
+def test_rows_beyond_the_corpus_and_lists_beyond_their_file_are_refused(corpus, tmp_path):
+    docs, ids, queries = corpus
+    built = FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat", options=SearchOptions(nprobe=4))
+    built.save(tmp_path / "whole")
+    lists = tmp_path / "index" / faiss_index.LISTS_FILE
+    lists.write_bytes(b"\x7f" * lists.stat().st_size)
+    folders.write_checksums(tmp_path / "index", "faiss index")
+    with pytest.raises(InputError, match=rf"holds document \d+ of {len(ids)}, so it is damaged; build the index again"):
+        FaissIndex.load(tmp_path / "index").search(queries, 3)
+    lists.write_bytes(lists.read_bytes()[:100])
+    folders.write_checksums(tmp_path / "index", "faiss index")
+    with pytest.raises(InputError, match=r"has lists beyond the 100 bytes of .*lists\.bin; build the index again"):
+        FaissIndex.load(tmp_path / "index")
+    assert FaissIndex.load(tmp_path / "whole").search(queries, 3).doc_rows.max() < len(ids)

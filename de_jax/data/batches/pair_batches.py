@@ -61,6 +61,7 @@ class TrainingPairs(NamedTuple):
         is_part: of the corpus whose generated queries are given.
         parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
+        told: the warnings of the import, given again whenever the folder is opened.
         first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None where rows
             tell texts apart.
     """
@@ -83,6 +84,7 @@ class TrainingPairs(NamedTuple):
     is_part: bool = False
     parts: Sequence[Any] = ()
     made_from: str = ""
+    told: Sequence[str] = ()
     first_queries: np.ndarray | None = None
     first_docs: np.ndarray | None = None
 
@@ -219,6 +221,11 @@ class PairBatches:
                 input_policy.tell_left_out(len(by_text), self._plan.num_left_out, options.batch_size)
             self._positives = positives_of(by_text, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
+
+    @property
+    def num_left_out(self) -> int | None:
+        """How many pairs an epoch leaves out; None where the batches hold pairs of other sources too."""
+        return self._plan.num_left_out if self._plan else None
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.

@@ -33,7 +33,7 @@ from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
 from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import Count, LocalPath, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
+from de_jax.settings import Count, LocalPath, Maybe, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -53,6 +53,7 @@ PAIR_STORE = Kind(
             "parts": list_of(of_class(Part, rate=NonNegativeFloat, num_pairs=Size), least=1),
             "file_sizes": Record({"pairs.npy": Count}),
             "has_dev": bool,
+            "told": Maybe(list_of(str), []),
         }
     ),
     make="write one with de-jax import pairs or import task",
@@ -235,6 +236,7 @@ def save(
     arrays: dict[str, np.ndarray],
     dev_qrels: beir.Qrels | None,
     made_from: str,
+    told: Sequence[str] = (),
 ) -> None:
     """Completes a folder that holds the token stores and the tokenizers already.
 
@@ -244,6 +246,7 @@ def save(
         arrays: "pairs", "neg_docs" or "neg_queries" where anything was mined, and "scores" where there are any.
         dev_qrels: judgements, by id.
         made_from: equal for folders with equal content.
+        told: the warnings of the import.
     """
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False), allow_pickle=False)
@@ -255,6 +258,7 @@ def save(
         "parts": [part._asdict() for part in parts],
         "file_sizes": {f"{name}.npy": (folder / f"{name}.npy").stat().st_size for name in arrays},
         "has_dev": dev_qrels is not None,
+        "told": list(told),
     }
     PAIR_STORE.write_manifest(folder, entries)
     _open(folder)  # one that cannot be opened must not appear
@@ -267,6 +271,8 @@ def open_pair_store(pairs_dir: str | Path) -> TrainingPairs:
         InputError: not such a folder, another format, or files that do not fit the manifest.
     """
     store = _open(Path(pairs_dir))
+    for sentence in store.told:
+        outputs.tell(sentence)
     for texts in (store.query_store, store.doc_store):
         if texts.skipped_ids:
             input_policy.tell_skipped(texts.store_dir, texts.skipped_ids)
@@ -288,6 +294,7 @@ def _open(folder: Path) -> TrainingPairs:
         is_part=True,
         parts=parts,
         made_from=manifest["made_from"],
+        told=manifest["told"],
         **arrays,
     )
 

@@ -22,6 +22,7 @@ from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
@@ -63,9 +64,10 @@ def write_pairs(
                 side: _Texts(_tokenized(writer, tokenizers[side], tables.train.name))
                 for side, writer in (("query", queries), ("doc", docs))
             }
-            arrays, dev_qrels = _pairs(tables, [] if read is None else read, texts)
+            with outputs.collecting(is_quiet=True) as told:  # the folder tells it again
+                arrays, dev_qrels = _pairs(tables, [] if read is None else read, texts)
         parts = [Part(out_dir.name, 1.0, len(arrays["pairs"]))]
-        pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from)
+        pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from, told=told)
     return pair_store.open_pair_store(out_dir)
 
 

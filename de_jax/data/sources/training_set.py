@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class TrainingSet(NamedTuple):
         return self.sources or {"": self}
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """What there is to train on, and how much of it is cut or left out of an epoch, by source; streams, uncounted, have {}."""
+        return {name: _counts(part.texts, part) if part.texts else {} for name, part in self.parts.items()}
+
+    @property
     def fingerprints(self) -> dict[str, str]:
         """What tells the texts, the pairs and the dev set of each source from others, by its name; streams have none."""
         found = {name: (part.texts, part.dev and part.dev.qrels) for name, part in self.parts.items()}
@@ -95,6 +100,38 @@ class TrainingSet(NamedTuple):
     def dev_sets(self) -> dict[str, DevSet]:
         """The dev set of each part that has one."""
         return {name: part.dev for name, part in self.parts.items() if part.dev}
+
+
+def _counts(pairs: TrainingPairs, part: TrainingSet) -> dict[str, Any]:
+    """The counts of one source; lengths are in tokens."""
+    sides: dict[str, Any] = {}
+    for side, (name, store, own) in enumerate(zip(("queries", "documents"), pairs.stores, (part.query, part.doc), strict=True)):
+        rows, around = np.unique(pairs.pairs[:, side]), len(store.prefix_ids) + len(store.suffix_ids)
+        lengths, most = np.asarray(store.lengths(sys.maxsize)[rows]), own.max_passages * (own.max_length - around) + around
+        sides[name] = {
+            "trained_on": len(rows),
+            "copies": len(rows) - len(np.unique(pairs.first(("query", "doc")[side], rows))),
+            "tokens": quantiles(lengths),
+            "cut_at": most,
+            "cut": int(np.count_nonzero(lengths > most)),
+        }
+    negatives = {} if pairs.neg_docs is None else {"negatives": negative_counts(np.sum(np.asarray(pairs.neg_docs) >= 0, axis=1))}
+    left_out = part.batches.num_left_out if isinstance(part.batches, PairBatches) else None
+    return {"name": pairs.name, "pairs": len(pairs.pairs), "left_out_of_an_epoch": left_out, **sides, **negatives}
+
+
+def quantiles(lengths: np.ndarray) -> dict[str, int]:
+    """The median of lengths, the length for 99 % of them, and the longest; {} for none."""
+    if not len(lengths):
+        return {}
+    half, most = (int(np.quantile(lengths, share, method="higher")) for share in (0.5, 0.99))
+    return {"50 %": half, "99 %": most, "longest": int(lengths.max())}
+
+
+def negative_counts(numbers: np.ndarray) -> dict[str, Any]:
+    """How many hard negatives pairs come with."""
+    mean = round(float(numbers.mean()), 2) if len(numbers) else 0.0
+    return {"most": int(numbers.max(initial=0)), "mean": mean, "without": int(np.count_nonzero(numbers == 0))}
 
 
 def of_source(name: str, source: str) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from de_jax.files import outputs
 
 _BLANK = ("Cc", "Cf", "Zl", "Zp", "Zs")
 _IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
@@ -29,18 +30,20 @@ def shown(text: str) -> str:
 def tell_empty_negatives(table: str, number: int) -> None:
     """Says how many hard negatives of a table are empty."""
     if number:
-        _tell(f"{table}: empty hard negatives left out: {number}.")
+        outputs.tell(f"{table}: empty hard negatives left out: {number}.")
 
 
 def tell_words(table: str, number: int) -> None:
     """Says how many texts are a word such as None."""
     if number:
-        _tell(f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there.")
+        outputs.tell(
+            f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there."
+        )
 
 
 def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:
     """Says how many pairs an epoch leaves out because a batch holds no text twice."""
-    _tell(
+    outputs.tell(
         f"pairs left out of an epoch, as a batch holds no query and no document twice: {num_left_out:,} of {num_pairs:,} "
         f"({100 * num_left_out / num_pairs:.0f} %). A smaller PairsOptions.batch_size than {batch_size} leaves fewer out, and "
         "PairsOptions.unique_in_batch=False takes all."
@@ -50,7 +53,7 @@ def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:
 def tell_not_drawn(name: str, most: int, num_drawn: int) -> None:
     """Says that pairs come with more hard negatives, "neg_docs" or "neg_queries", than an epoch draws."""
     if most > num_drawn:
-        _tell(
+        outputs.tell(
             f"pairs have up to {most} hard negatives; in an epoch PairsOptions.num_{name} = {num_drawn} of them are drawn for each."
         )
 
@@ -58,30 +61,30 @@ def tell_not_drawn(name: str, most: int, num_drawn: int) -> None:
 def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
     """Says how many empty texts of a file are left out."""
     if text_ids:
-        _tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
+        outputs.tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
 
 
 def tell_bad_rows(table: str, number: int, first: str) -> None:
     """Reports the number of unusable rows of a table, and the fault of the first."""
-    _tell(f"{table}: bad rows left out: {number} ({first}).")
+    outputs.tell(f"{table}: bad rows left out: {number} ({first}).")
 
 
 def tell_unused(num_pairs: int) -> None:
     """Says how many relevant pairs are left out of training because a text of theirs is."""
     if num_pairs:
-        _tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
+        outputs.tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
 
 
 def tell_relevant(name: str, number: int) -> None:
     """Says how many hard negatives are left out because their own question has them among its relevant texts."""
     if number:
-        _tell(f"{name}: hard negatives left out, as another row says that they are relevant to the same query: {number}.")
+        outputs.tell(f"{name}: hard negatives left out, as another row says that they are relevant to the same query: {number}.")
 
 
 def tell_graded(name: str, number: int) -> None:
     """Says how many judged pairs are no training pairs for their grade."""
     if number:
-        _tell(f"{name}: pairs of relevance 0 or below, which are no training pairs: {number}.")
+        outputs.tell(f"{name}: pairs of relevance 0 or below, which are no training pairs: {number}.")
 
 
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
@@ -96,7 +99,7 @@ def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length
     """
     share = float(np.mean(lengths > max_length))
     most = int(np.quantile(lengths, 0.99, method="higher"))
-    _tell(
+    outputs.tell(
         f"{name}: {100 * share:.0f} % of the {kind} have more than {setting} = {max_length} tokens and are cut at "
         f"their end; 99 % have at most {most}."
     )
@@ -106,7 +109,7 @@ def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
     """Says how many judgements of a data set are of documents that rankings leave out for their ids."""
     dropped = [query_id for query_id, judged in qrels.items() if judged.get(query_id, 0) > 0]
     if dropped:
-        _tell(
+        outputs.tell(
             f"{name}: judgements dropped, as the document has the id of its query: {len(dropped)} ({examples(dropped)}); "
             "such documents count as not found; keep_identical_ids ranks them."
         )
@@ -114,7 +117,7 @@ def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
 
 def tell_scored_pairs(name: str, num_rows: int) -> None:
     """Says that a table's scores, such as labelled similarities, do not decide which of its documents are relevant."""
-    _tell(
+    outputs.tell(
         f"{name}: {num_rows} rows have a score and no negative; their documents count as relevant, however low the score is. Leave "
         "rows of unrelated texts out; of the losses, relevance_weighted alone heeds the scores of pairs."
     )
@@ -124,8 +127,3 @@ def examples(text_ids: Collection[str]) -> str:
     """The first three ids."""
     first = [text_id for _, text_id in zip(range(3), text_ids, strict=False)]
     return ", ".join(first) + (", ..." if len(text_ids) > 3 else "")
-
-
-def _tell(sentence: str) -> None:
-    # One place in the source, so that Python shows a sentence once however many readers a file has.
-    warnings.warn(sentence, stacklevel=1)

@@ -23,7 +23,7 @@ from de_jax.files import json_objects, reading
 from de_jax.settings import LOCAL, Record, file_name, list_of
 from de_jax.types import InputError
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 64 << 20
 _ARROW_FILE = b"ARROW1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -274,9 +274,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     names = list(header)
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
-        twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
-        fault = fault or (f"two columns are called {twice!r}; rename one of them" if twice else "")
-        fault = fault or _other_separator(names)
+        fault = fault or _named_twice(names) or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -285,6 +283,12 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
         yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault, is_csv=True)
+
+
+def _named_twice(names: Sequence[str]) -> str:
+    """The fault of two columns with one name; "" for none."""
+    twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
+    return f"two columns are called {twice!r}; rename one of them" if twice else ""
 
 
 def _other_separator(names: Sequence[str]) -> str:
@@ -327,8 +331,14 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
     try:
         with parquet.ParquetFile(path, memory_map=True) as file:
-            names = list(wanted(file.schema_arrow.names))
-            yield from _of_batches(path, file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names))
+            names, plain, leaves = _chosen(path, file.schema_arrow.names, wanted), file.schema_arrow, file.schema
+            size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+            rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
+            texts = [leaf.path for leaf in map(leaves.column, range(len(leaves))) if leaf.physical_type == "BYTE_ARRAY"]
+        # A text that many rows share stands once in the file, and would be a copy in each row of a batch.
+        with parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+            batches = file.iter_batches(batch_size=rows, columns=names)
+            yield from _of_batches(path, (part for batch in batches for part in _bounded(path, batch, plain)))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
 
@@ -340,12 +350,43 @@ def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
             file.seek(0)
             opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
-            names = list(wanted(opened.schema.names))
+            names = _chosen(path, opened.schema.names, wanted)
             batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
             parts = (batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), _ROWS_AT_ONCE))
             yield from _of_batches(path, (part.select(names) for part in parts))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
+
+
+def _chosen(path: Path, names: Sequence[str], wanted: Wanted) -> list[str]:
+    if fault := _named_twice(names):
+        raise InputError(f"{path}: {fault}.")
+    return list(wanted(names))
+
+
+def _bounded(path: Path, batch: Any, plain: Any) -> Iterator[Any]:
+    """A batch with columns of the types of the schema `plain`, in parts of at most `_BYTES_AT_ONCE`."""
+    if sum(map(_num_bytes, batch.columns)) <= _BYTES_AT_ONCE:
+        fields = [plain.field(name) for name in batch.schema.names]
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, fields, strict=True)]
+        yield type(batch).from_arrays(columns, names=batch.schema.names)
+    elif len(batch) > 1:
+        for part in (batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2)):
+            yield from _bounded(path, part, plain)
+    else:
+        raise InputError(f"{path}: a row has more than {_BYTES_AT_ONCE:,} bytes; cut its texts, or leave the column out.")
+
+
+def _num_bytes(array: Any) -> int:
+    """The most bytes that an array's values take, each text that a dictionary holds once counted for every value."""
+    import pyarrow
+    from pyarrow import compute
+
+    if isinstance(array, pyarrow.DictionaryArray):
+        return len(array) * (compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
+    if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
+        return _num_bytes(array.flatten())
+    return sum(map(_num_bytes, array.flatten())) if isinstance(array, pyarrow.StructArray) else int(array.nbytes)
 
 
 def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:

@@ -19,6 +19,7 @@ Where texts are searched and scored, a table may lack queries, and has ids:
 from __future__ import annotations
 
 import decimal
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
+from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
 from de_jax.types import InputError
 
@@ -49,6 +51,8 @@ IDS = {
     "doc_id": ("doc_id", "docid", "document_id", "passage_id", "corpus_id", "corpus-id", "pid", "_id", "id"),
 }
 """The names of the columns of ids, the best first."""
+_LONG, _LONGEST = MAX_LINE_BYTES // 8, MAX_LINE_BYTES - 4096
+"""Characters of a text that is measured, and the most bytes that it takes in a line of jsonl, beside its ids."""
 _BARE_TEXT = ("text", "body", "content")
 """The document's column where texts are searched and no other is there."""
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
@@ -315,6 +319,8 @@ def _text(value: Any, title: Any, column: str) -> str:
     text = input_policy.shown(f"{title} {value}")
     if not text:
         raise ValueError(f"the text in column {column!r} is empty")
+    if len(text) > _LONG and len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) > _LONGEST:
+        raise ValueError(f"the text in column {column!r} has {len(text):,} characters, more than a line of jsonl may have; cut it")
     if not text.isascii():
         try:
             text.encode()

@@ -21,7 +21,7 @@ from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
-from de_jax.training.run import run_log
+from de_jax.training.run import run_log, run_settings
 from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints, read_base, write_base
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
@@ -145,7 +145,7 @@ class Session:
             self.checkpoints,
             every_steps=self.training.logging.save_every_steps,
             num_steps=self.training.optimization.num_steps,
-            beside=lambda: {"log": log.unfinished(), ENDED: ended(), **beside()},
+            beside=lambda: {"log": log.unfinished(), ENDED: ended(), "environment": run_settings.environment(), **beside()},
             asked_to_stop=asked_to_stop,
         )
 
@@ -156,6 +156,8 @@ class Session:
             KeyboardInterrupt: at Ctrl-C, after the state was saved.
         """
         batches, mesh = self.training.batches, self.training.mesh
+        if distributed.is_first():
+            run_settings.keep_environment(self.run_dir, self.start_step, self.beside.get("environment"))
         step_fn = run_log.naming_shapes(self._step_fn) if distributed.is_first() else self._step_fn
         with self._terminate.interruptible():
             return fit(

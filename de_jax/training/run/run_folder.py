@@ -5,6 +5,8 @@
           unused.safetensors  arrays of another library's model that no embedding depends on, for exports
           recipe.json         every setting that was in effect, see `Recipe.load`
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
+          data_report.json    counts of the texts, cut and left out ones too
+          environment.json    versions and devices, from which step on
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
           mining/<step>       a copy, while machines mine with it together
@@ -41,13 +43,16 @@ from de_jax.types import Array, InputError, Params, TrainState
 
 T = TypeVar("T")
 _REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
-RECIPE_FILE, DATA_FILE = "recipe.json", "data.json"
+RECIPE_FILE, DATA_FILE, DATA_REPORT_FILE = "recipe.json", "data.json", "data_report.json"
 ORIGIN_FILE = "origin.json"
 UNUSED_FILE = "unused.safetensors"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 MINING_DIR = "mining"
-_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
+_WRITTEN_LATER = (
+    *(CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE),
+    *(DATA_REPORT_FILE, "environment.json", "tensorboard"),
+)
 """By a trainer, after the description of its run."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
