@@ -53,7 +53,7 @@ TEMPERATURES = (0.05, 0.02, 0.1)
 
 
 class Sizes(NamedTuple):
-    """What a rehearsal makes smaller."""
+    """Sizes of the runs; a rehearsal makes them smaller."""
 
     num_steps: int = 64
     batch_size: int = 128
@@ -406,7 +406,7 @@ def _light(runs: Runs, loss: Any, apart: DualEncoder, tuned: Params, steps: int)
 
 
 def _start(model: DualEncoder, run: Any) -> Params:
-    """The run's parameters in this model's parts, and fresh ones for what the run lacks."""
+    """The run's parameters in this model's parts; parts that the run lacks are fresh."""
     fresh = model.init(jax.random.key(CHOOSING_SEED))
     known = paths.by_path(_apart(run.params))
 

@@ -225,7 +225,7 @@ def _few(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 def _with_noise(
     args: argparse.Namespace, of_set: str, seed: int, *, name: str, size: int, share: float, trials: int
 ) -> dict[str, Any]:
-    """`tune` on some of the pairs, of which a share has another pair's document."""
+    """`tune` on some of the pairs; a share of them has another pair's document."""
     rng = np.random.default_rng(100 + seed)
     rows = _rows(args.out_dir / "data" / f"{of_set}.csv")
     rows = [rows[place] for place in rng.permutation(len(rows))[:size]]
@@ -319,7 +319,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--job", help="run one job, such as fine_tune-medquad-0")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), help="kinds of jobs; default all")
     parser.add_argument("--workers", type=int, default=1, help="jobs at once")
-    parser.add_argument("--seconds", type=float, default=1e9, help="no job begins or goes on later")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no job begins or continues later")
     return parser.parse_args(argv)
 
 

@@ -30,8 +30,8 @@ from de_jax.data.text.sides import Side
 from de_jax.files import folders
 from de_jax.types import PADDING_ID, Batch, InputError
 
-# Batches and pairs by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
-_SAMPLE_BATCHES, _SAMPLE_PAIRS = 16, 8192
+# Pairs, and batches, by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
+_SAMPLE_PAIRS, _FEWEST_BATCHES, _MOST_BATCHES = 65536, 16, 1024
 # Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
 _MAX_TRIES = 32
 
@@ -293,7 +293,7 @@ class PairBatches:
             "doc": (doc_texts.store if doc_texts else self.pairs.doc_store, options.max_doc_length),
         }
         sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
-        numbers = range(max(_SAMPLE_BATCHES, _SAMPLE_PAIRS // options.batch_size))
+        numbers = range(min(max(_SAMPLE_PAIRS // options.batch_size, _FEWEST_BATCHES), _MOST_BATCHES))
         sample = [self._rows_and_texts(self._plan, number, number, first)[1] for number in numbers]
         found = {}
         for name in sample[0]:
