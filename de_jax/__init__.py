@@ -7,19 +7,21 @@ train      trains a run from a `Recipe`, in a folder
 Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
 losses     functions for `Recipe.loss`
 tune       searches the settings of a fine-tuning, and says whether the best is better than the start
+merge      the weighted mean of models
 register_encoder   makes an encoder of your own known
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "evaluate", "fine_tune", "load", "losses", "register_encoder", "train", "tune"]
+__all__ = ["Recipe", "evaluate", "fine_tune", "load", "losses", "merge", "register_encoder", "train", "tune"]
 
 _MODULES = {
     "Recipe": "recipe",
     "evaluate": "scoring",
     "fine_tune": "tuning",
     "load": "model",
+    "merge": "model",
     "register_encoder": "models.dual_encoder",
     "train": "trainer",
     "tune": "trials",
@@ -27,7 +29,7 @@ _MODULES = {
 
 if TYPE_CHECKING:
     from de_jax import losses
-    from de_jax.model import load
+    from de_jax.model import load, merge
     from de_jax.models.dual_encoder import register_encoder
     from de_jax.recipe import Recipe
     from de_jax.scoring import evaluate

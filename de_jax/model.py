@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -109,6 +110,41 @@ def load(
         warnings.warn(note, stacklevel=2)
     run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
     return Model(run, truncate_dim=truncate_dim, dtype=dtype)
+
+
+def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
+    """The model whose parameters are the weighted mean of those of models with one start (Wortsman et al. 2022, arXiv 2203.05482).
+
+    Args:
+        models: of one architecture and vocabulary, such as runs with several seeds, or a run and the model that it started from.
+        weights: one for each model, 1 in all; by default all alike.
+
+    Returns:
+        A model with the lengths and prompts of the first one.
+
+    Raises:
+        InputError: no models, models of different shapes or vocabularies, or weights that do not fit.
+
+    Example:
+        >>> de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])  # doctest: +SKIP
+    """
+    shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
+    if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
+        raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
+    first = models[0].run
+    kinds = [_kind(one.run) for one in models]
+    if unlike := next((one for one, kind in zip(models, kinds, strict=True) if kind != kinds[0]), None):
+        raise InputError(f"{unlike!r} has another architecture or vocabulary than {models[0]!r}; merge models of one kind.")
+    params = jax.tree.map(
+        lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *(m.run.params for m in models)
+    )
+    return Model(first._replace(params=params, source=None), dtype="auto")
+
+
+def _kind(run: Run) -> Any:
+    """What models share that can be merged: the shapes of their parameters, and their vocabularies."""
+    vocabularies = [with_prompt(side.tokenizer, "").fingerprint for side in (run.query, run.doc)]
+    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies
 
 
 class Model:

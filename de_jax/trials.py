@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
@@ -24,7 +22,7 @@ from de_jax.evaluation import metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
 from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, outputs, reading
-from de_jax.model import Model, load
+from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
 from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
@@ -171,13 +169,8 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
 
 def _between(start: Model, trained: Model) -> dict[float, Model]:
     """The models on the line from the start's parameters to the trained ones."""
-    sides: dict[str, Any] = {"query": trained.run.query, "doc": trained.run.doc}
-
-    def at(part: float) -> Model:
-        params = jax.tree.map(lambda a, b: (1 - part) * a + part * b, start.run.params, trained.run.params)
-        return Model(start.run._replace(params=params, **sides), dtype="auto")
-
-    return {0.0: Model(start.run._replace(**sides), dtype="auto")} | {part: at(part) for part in PARTS}
+    start = Model(start.run._replace(query=trained.run.query, doc=trained.run.doc), dtype="auto")
+    return {0.0: start} | {part: merge([start, trained], [1 - part, part]) for part in PARTS}
 
 
 def _judged(
