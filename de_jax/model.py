@@ -184,6 +184,11 @@ class Model:
         return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
 
     @property
+    def prompts(self) -> Mapping[str, str]:
+        """The prompts of a model of sentence-transformers by their names, also those of tasks."""
+        return self.run.prompts
+
+    @property
     def scores(self) -> dict[str, Any]:
         """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
         from de_jax.evaluation import verdict
@@ -198,6 +203,7 @@ class Model:
         progress: bool = False,
         precision: str = "float32",
         ranges: Array | None = None,
+        prompt: str | None = None,
     ) -> np.ndarray:
         """Query embeddings.
 
@@ -207,6 +213,7 @@ class Model:
             progress: show a bar on stderr.
             precision: "float32", "int8" or "binary", the same bytes as sentence-transformers gives; see `quantization.quantize`.
             ranges: [2, D], the least and the greatest value of each dimension, for "int8"; by default those of these texts.
+            prompt: before every text, such as an instruction or one of `prompts`; by default the model's, "" for none.
 
         Returns:
             float32 [n, D], of no texts [0, D], and of a str [D], as sentence-transformers gives it; in fewer bytes int8 [n, D] or
@@ -215,7 +222,7 @@ class Model:
         Raises:
             InputError: a value that is not a text, with its place; a text that is empty after tokenization; an unknown precision.
         """
-        return self._encode("query", texts, batch_tokens, progress, precision, ranges)
+        return self._encode("query", texts, batch_tokens, progress, precision, ranges, prompt)
 
     def encode_document(
         self,
@@ -225,6 +232,7 @@ class Model:
         progress: bool = False,
         precision: str = "float32",
         ranges: Array | None = None,
+        prompt: str | None = None,
     ) -> np.ndarray:
         """Document embeddings; arguments and errors are those of `encode_query`.
 
@@ -232,7 +240,7 @@ class Model:
             As `encode_query`; of a model with `max_passages` C above 1 [n, C, D]. A document of fewer passages has its first one
             again in the other places, which leaves its best score as it is.
         """
-        return self._encode("doc", texts, batch_tokens, progress, precision, ranges)
+        return self._encode("doc", texts, batch_tokens, progress, precision, ranges, prompt)
 
     def similarity(self, queries: Array, docs: Array) -> np.ndarray:
         """The inner product of every query with every document, float32 [q, n]: the cosine where the model normalizes.
@@ -360,7 +368,14 @@ class Model:
         return list(mesh.devices.flat)
 
     def _encode(
-        self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
+        self,
+        tower: str,
+        texts: Texts,
+        batch_tokens: int | None,
+        progress: bool,
+        precision: str,
+        ranges: Array | None,
+        prompt: str | None,
     ) -> np.ndarray:
         if precision != "float32":
             quantization.check_precision(precision)
@@ -371,7 +386,9 @@ class Model:
                 f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
                 "dimension."
             )
-        found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
+        check_value("prompt", prompt, str | None)
+        tokenizer = with_prompt(self.run.side(tower).tokenizer, prompt)
+        found = self._embeddings(tower, tokenized(_checked_texts(texts), tokenizer), batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
             codes = quantization.quantize(flat, precision, ranges if len(flat) else np.zeros((2, self.embedding_dim)))
