@@ -44,6 +44,7 @@ else:
     Texts = Any  # `_checked_texts` refuses other values and tells their place
 
 RUN_FORMAT = "run"
+NOT_JUDGED = "there is no way to judge: no query was held out of a training; ten or more questions of your own would do."
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
@@ -193,7 +194,7 @@ class Model:
         """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
         from de_jax.evaluation import verdict
 
-        return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": "no query was held out of a training."}
+        return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": NOT_JUDGED}
 
     def encode_query(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -123,6 +122,8 @@ class Model:
         known: dict[str, Any] = {**self._about, "framework": ["JAX"], "similarity_fn_name": ScoringFunction.DOT_PRODUCT}
         known["use_instructions"] = bool(self._prompts or self._instruction)
         if run := getattr(self._model, "run", None):
+            import jax
+
             leaves = jax.tree_util.tree_leaves_with_path(run.params)
             sizes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size for path, leaf in leaves}
             tables = [size for path, size in sizes.items() if path.endswith("/embedding")]
