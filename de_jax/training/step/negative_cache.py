@@ -113,6 +113,10 @@ class NegativeCache:
         """The cache with the embeddings that a step made: `e.neg_docs`, those of `drawn`, and of the batch's documents."""
         return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
 
+    def num_refreshed(self, batch_size: int) -> int:
+        """Slots that are encoded again after a step, in whole batches."""
+        return min(math.ceil(self.refresh_fraction * self.capacity / batch_size), self.capacity // batch_size) * batch_size
+
     def refresh(self, cache: CachedDocs, encode: Callable[[Array], Array], batch_size: int, step: Array) -> CachedDocs:
         """The cache with its oldest embeddings computed again.
 
@@ -122,8 +126,7 @@ class NegativeCache:
             batch_size: a multiple of it is encoded, so that the devices can share the documents.
             step: the update whose parameters `encode` has.
         """
-        wanted = math.ceil(self.refresh_fraction * self.capacity / batch_size)
-        num_docs = min(wanted, self.capacity // batch_size) * batch_size
+        num_docs = self.num_refreshed(batch_size)
         if not num_docs:
             return cache
         is_there = cache.doc_id != PADDING_ID
