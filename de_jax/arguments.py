@@ -38,6 +38,7 @@ Form = Literal["views", "typical", "typical_as_is", "document"]
 SpecialTokens = Literal["text", "as_transformers"]
 Port = Annotated[int, Range(1, 65535)]
 Effort = Annotated[float, Range(-1, 1)]
+Utilization = Annotated[float, Range(0.001, 1)]
 
 MEANINGS = {
     "dataset_dir": "a BEIR folder",

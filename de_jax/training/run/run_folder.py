@@ -87,6 +87,7 @@ class Run(NamedTuple):
     source: str | None = None  # the folder or the name on the hub of another library's model
     notes: tuple[str, ...] = ()  # what was assumed about it, in sentences for the user
     unused: Mapping[str, Array] = {}  # arrays of its source that no embedding depends on, for exports
+    prompts: Mapping[str, str] = {}  # by name, of tasks too, as its source has them
 
     def side(self, tower: str) -> Side:
         """How a tower ("query" or "doc") reads its texts."""
