@@ -26,7 +26,7 @@ from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable
 from de_jax.settings import LocalPath, PositiveInt
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""
@@ -77,6 +77,7 @@ def demo(
     compare: LocalPath | None = None,
     compare_step: str | None = None,
     skip_empty: bool = False,
+    backend: Backend = "jax",
     host: str = "127.0.0.1",
     port: Port = 7860,
     share: bool = False,
@@ -100,8 +101,8 @@ def demo(
     gradio_page.import_gradio()
     beir.find_file(dataset_dir, "corpus")
     check_port(host, port)  # all of these before a model loads
-    steps = {"step": model.step, "compare_step": compare_step}
-    blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **steps)
+    options: dict[str, Any] = {"step": model.step, "compare_step": compare_step, "backend": backend}
+    blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **options)
     if host != LOOPBACK or share:
         print("Everyone who can reach the address can search this corpus.", file=sys.stderr)
     print(json.dumps({"url": gradio_page.serve(blocks, host=host, port=port, share=share)}), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 SNIPPET_CHARACTERS = 300
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -99,8 +99,9 @@ def embedded_corpus(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))  # of `encode corpus --dtype`
-    hashes = (encode.tower_hash(run._replace(model=model), "doc") for model in models)
+    models = [run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16")]  # of `encode corpus --dtype`, and --backend
+    runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)
+    hashes = (encode.tower_hash(of_kind, "doc") for of_kind in runs)
     if embeddings_dir and manifest["model"] not in hashes:
         raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run de-jax encode corpus with it again.")
     return folder, row_ids, embeddings
