@@ -104,6 +104,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
+    "de_jax.server": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("starlette", "uvicorn"),
     "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer")),
     "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "trainer", "tuning")),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),

@@ -59,7 +59,7 @@ def search(
     if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
     build_index = faiss_index.index_builder(index.index, index.options())
-    corpus, texts = _texts(dataset_dir, skip_empty)
+    corpus, texts = texts_of(dataset_dir, skip_empty)
     options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
     searcher = open_searcher(model.open(), corpus, texts, **options)
     if query is None:
@@ -152,7 +152,7 @@ def export_index(
         milvus_index.require()
     else:
         _pyarrow_for(out)
-    corpus, texts = _texts(dataset_dir, skip_empty)
+    corpus, texts = texts_of(dataset_dir, skip_empty)
     run = model.open()
     folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
@@ -167,7 +167,7 @@ def export_index(
     return report
 
 
-def _texts(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
+def texts_of(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
     """The corpus of a data set, and its documents by id."""
     corpus = beir.find_file(dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)

@@ -36,9 +36,16 @@ class Searcher:
 
     def search(self, query: str, k: int) -> list[dict[str, Any]]:
         """The k best documents as {"rank", "score", "id", "text"}, the text cut to a snippet."""
+        return self.hits(self.embedding(query), k)[0]
+
+    def hits(self, embeddings: Float[np.ndarray, "q D"], k: int) -> list[list[dict[str, Any]]]:
+        """As `search`, of several queries by their embeddings."""
         return [
-            {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
-            for rank, (doc_id, score) in enumerate(self.ranked(self.embedding(query), k).items(), start=1)
+            [
+                {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
+                for rank, (doc_id, score) in enumerate(self.ranked(row[None], k).items(), start=1)
+            ]
+            for row in embeddings
         ]
 
     def embedding(self, query: str) -> Float[np.ndarray, "1 D"]:
