@@ -30,7 +30,7 @@ TOWERS = {"query": "query", "document": "doc"}
 
 
 class Limits(NamedTuple):
-    """What one client may ask for, and what may wait."""
+    """Bounds of one request, and of all that wait."""
 
     texts: int = 2048  # of a request, as OpenAI allows
     body_bytes: int = 8 * 2**20

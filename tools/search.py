@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
-import socket
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.arguments import Checkpoint, Index, Model, Port
+from de_jax.command import LOOPBACK, check_port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.files import outputs
@@ -24,13 +23,12 @@ from de_jax.files.outputs import progress_bar
 from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
-from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable
+from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable, texts_of
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.types import Backend, InputError
 
 ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""
-LOOPBACK = "127.0.0.1"
 
 
 def search(
@@ -167,13 +165,6 @@ def export_index(
     return report
 
 
-def texts_of(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
-    """The corpus of a data set, and its documents by id."""
-    corpus = beir.find_file(dataset_dir, "corpus")
-    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
-    return corpus, dict(zip(*docs, strict=True))
-
-
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:
     """Asks for queries until an empty line or the end of the input."""
     print(f"{num_docs} documents. Type a query; an empty line ends.", file=sys.stderr)
@@ -195,25 +186,6 @@ def _ask() -> str:
         return input("query> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return ""
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that another program listens on.
-
-    Raises:
-        InputError: the port is taken or needs rights, or the host is no address of this machine.
-    """
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} of {host} is taken; end the program that uses it, or give another --port.") from None
-        if error.errno == errno.EACCES:
-            raise InputError(f"port {port} needs rights that you do not have; give a --port from 1024 on.") from None
-        raise InputError(
-            f"--host is {host}, which is not an address of this machine; give {LOOPBACK}, or 0.0.0.0 for all of its addresses."
-        ) from None
 
 
 def _pyarrow_for(path: Path) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 
 from de_jax import server
 from de_jax.arguments import Index, Model, Port
+from de_jax.command import LOOPBACK, check_port
 from de_jax.data.text import beir
 from de_jax.flags import rules
 from de_jax.model import Model as Encoder
 from de_jax.retrieval import faiss_index
-from de_jax.retrieval.searcher import open_searcher
+from de_jax.retrieval.searcher import open_searcher, texts_of
 from de_jax.settings import LocalPath, PositiveInt
-from de_jax.tools.search import LOOPBACK, check_port, texts_of
 
 WARM_TEXTS = (1, 16, 64)
 

@@ -151,7 +151,7 @@ class Text:
 
     @functools.cached_property
     def keys(self) -> Value:
-        """What is added to scores [b, H, L, L] so that padding is not seen: [b, 1, 1, L]."""
+        """Added to scores [b, H, L, L] so that padding is not seen: [b, 1, 1, L]."""
         return self._graph("Unsqueeze", self.padding, np.array([1, 2]))
 
     @functools.cached_property

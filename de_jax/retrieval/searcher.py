@@ -114,6 +114,13 @@ def embedded_corpus(
     return folder, row_ids, embeddings
 
 
+def texts_of(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
+    """The corpus of a data set, and its documents by id."""
+    corpus = beir.find_file(dataset_dir, "corpus")
+    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
+    return corpus, dict(zip(*docs, strict=True))
+
+
 def padded_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int, length_multiple: int
 ) -> tuple[Int[np.ndarray, "q L"], Int[np.ndarray, "q 1"]]:
