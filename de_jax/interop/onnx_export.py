@@ -21,7 +21,7 @@ FILES: dict[str, onnx_graph.Precision] = {"model.onnx": "float32", "model_fp16.o
 
 
 def write(folder: Path, run: Run, license: str | None = None) -> None:
-    """Writes a run into an existing folder; see `onnx_graph` for their inputs and results.
+    """Writes a run into an existing folder; `onnx_graph` describes inputs and results of the files.
 
     Raises:
         InputError: onnx is not installed, or neither it nor sentence-transformers has a place for the model.
