@@ -34,7 +34,7 @@ from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
 from de_jax.training.run.run_settings import origins
-from de_jax.types import Array, InputError
+from de_jax.types import Array, Backend, InputError
 
 if TYPE_CHECKING:
     from de_jax.retrieval.vector_index import VectorIndex
@@ -68,6 +68,7 @@ def load(
     special_tokens: SpecialTokens | None = None,
     truncate_dim: int | None = None,
     dtype: str | None = "auto",
+    backend: Backend = "jax",
 ) -> Model:
     """A model to encode with.
 
@@ -86,11 +87,15 @@ def load(
             "as_transformers" as the special token.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
-            natively, else in float32, while `model.run` keeps the model's own; None encodes in that too.
+            natively, else in float32 (always with onnxruntime), while `model.run` keeps the model's own; None encodes in that too.
+
+        backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, in float32), "onnx-int8" or "openvino". They need the
+            extras of their names.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
+    check_value("backend", backend, Backend)
     if not isinstance(source, str | Path) or source == "":
         raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
     for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
@@ -110,7 +115,7 @@ def load(
     for note in run.notes:
         warnings.warn(note, stacklevel=2)
     run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
-    return Model(run, truncate_dim=truncate_dim, dtype=dtype)
+    return Model(run._replace(backend=backend), truncate_dim=truncate_dim, dtype=dtype)
 
 
 def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
@@ -177,11 +182,12 @@ class Model:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
-        self.encoding = run._replace(model=run.model.with_dtype(dtype))
+        self.encoding = run._replace(model=run.model.with_dtype("float32" if run.backend.startswith("onnx") else dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __repr__(self) -> str:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
+        shown += "" if self.run.backend == "jax" else f", backend={self.run.backend!r}"
         return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
 
     @property
@@ -336,7 +342,8 @@ class Model:
 
         Args:
             folder: must not exist; it appears once it is complete.
-            format: "run" for this library, to train on or to load; or "sentence_transformers", "safetensors", "t5x", "serving";
+            format: "run" for this library, to train on or to load; or "sentence_transformers", "onnx", "safetensors", "t5x",
+                "serving";
                 or "peft", for the adapters of a run that trained such.
 
         Raises:
