@@ -5,29 +5,32 @@ evaluate   scores a model on a data set
 fine_tune  trains a model on a table of pairs, and says whether it helped
 train      trains a run from a `Recipe`, in a folder
 Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
+documents  makes pairs from documents alone
 losses     functions for `Recipe.loss`
 tune       searches the settings of a fine-tuning, and says whether the best is better than the start
+merge      the weighted mean of models
 register_encoder   makes an encoder of your own known
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "evaluate", "fine_tune", "load", "losses", "register_encoder", "train", "tune"]
+__all__ = ["Recipe", "documents", "evaluate", "fine_tune", "load", "losses", "merge", "register_encoder", "train", "tune"]
 
 _MODULES = {
     "Recipe": "recipe",
     "evaluate": "scoring",
     "fine_tune": "tuning",
     "load": "model",
+    "merge": "model",
     "register_encoder": "models.dual_encoder",
     "train": "trainer",
     "tune": "trials",
 }
 
 if TYPE_CHECKING:
-    from de_jax import losses
-    from de_jax.model import load
+    from de_jax import documents, losses
+    from de_jax.model import load, merge
     from de_jax.models.dual_encoder import register_encoder
     from de_jax.recipe import Recipe
     from de_jax.scoring import evaluate
@@ -41,7 +44,7 @@ else:
 
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "losses":
+        if name in ("documents", "losses"):
             return import_module(f"{__name__}.{name}")  # which makes it an attribute of this package
         globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         return globals()[name]

@@ -18,7 +18,7 @@ from de_jax.settings import (
     Range,
     Share,
 )
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 if TYPE_CHECKING:
     from de_jax.data.text.sides import Side
@@ -38,6 +38,7 @@ Form = Literal["views", "typical", "typical_as_is", "document"]
 SpecialTokens = Literal["text", "as_transformers"]
 Port = Annotated[int, Range(1, 65535)]
 Effort = Annotated[float, Range(-1, 1)]
+Utilization = Annotated[float, Range(0.001, 1)]
 
 MEANINGS = {
     "dataset_dir": "a BEIR folder",
@@ -61,6 +62,7 @@ MEANINGS = {
         "type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on "
         "different devices that share work need the same one"
     ),
+    "backend": "what encodes: JAX; on the CPU also onnxruntime, in float32 or int8, or OpenVINO, each with the extra of its name",
     "seed": "seed of everything that is drawn",
     "measure": "a measure of ir-measures",
 }
@@ -92,10 +94,11 @@ class Model(Checkpoint):
     """The model."""
 
     dtype: AnyDtype = "auto"
+    backend: Backend = "jax"
 
     def open(self) -> Run:
         """As of a `Checkpoint`, in the precision of --dtype."""
-        return open_model(self.run_dir, self.step, precision(self.dtype))
+        return open_model(self.run_dir, self.step, precision(self.dtype, self.backend))._replace(backend=self.backend)
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,9 @@ class Index(Faiss):
 @rules(
     without={
         "run_dir": (
-            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim", "dtype"),
-            *("index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16", "faiss_on_disk"),
-            *("passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
+            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim"),
+            *("dtype", "backend", "index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16"),
+            *("faiss_on_disk", "passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
         )
     }
 )  # BM25 alone reads whole documents, generated queries behind them
@@ -165,6 +168,7 @@ class Scored(Index):
     doc_prompt: str | None = None
     embedding_dim: PositiveInt | None = None
     dtype: AnyDtype = "auto"
+    backend: Backend = "jax"
 
     def open(self, passage_length: int | None = None) -> Run | None:
         """The run with these lengths and prompts, or None without --run_dir.
@@ -174,14 +178,14 @@ class Scored(Index):
         """
         if self.run_dir is None:
             return None
-        run = open_model(self.run_dir, self.step, precision(self.dtype))
+        run = open_model(self.run_dir, self.step, precision(self.dtype, self.backend))
         query = changed_side(run, "query", self.max_query_length, self.query_prompt)
         doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt)
         if self.max_passages is not None:
             doc = doc._replace(max_passages=self.max_passages)
         if passage_length:
             run.model.check_length("doc", passage_length)
-        return run._replace(query=query, doc=doc)
+        return run._replace(query=query, doc=doc, backend=self.backend)
 
 
 @rules(without={"expansion": ("expand_as", "num_generated", "max_generated_length")})
@@ -403,8 +407,10 @@ def open_model(source: str, step: str | None = None, dtype: str | None = None) -
     return found
 
 
-def precision(dtype: AnyDtype) -> Dtype:
-    """The precision of encoding; says on stderr what "auto" chose."""
+def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
+    """The precision of encoding, float32 in onnxruntime; says on stderr what "auto" chose."""
+    if backend.startswith("onnx"):
+        return "float32"
     if dtype != "auto":
         return dtype
     from de_jax.models import processor

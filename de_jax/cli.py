@@ -44,7 +44,7 @@ GROUPS = {
         "doc2query generate": "doc2query",
         "doc2query import": "doc2query",
     },
-    "Search": {"encode corpus": "encode", "search": "search", "demo": "search", "export index": "search"},
+    "Search": {"encode corpus": "encode", "search": "search", "demo": "search", "serve": "serve", "export index": "search"},
     "Evaluation": {
         "evaluate beir": "evaluate",
         "evaluate nanobeir": "evaluate",

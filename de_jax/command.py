@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """System errors that are not ours: no space, no permission, a name that is too long, links in a circle."""
 
+LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -238,3 +240,22 @@ def _fail(sentence: str, code: int) -> int:
         bar.close()  # an open one would stand before the sentence, and be drawn once more after it
     print(sentence, file=sys.stderr)
     return code
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuses a port that another program listens on.
+
+    Raises:
+        InputError: the port is taken or needs rights, or the host is no address of this machine.
+    """
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} of {host} is taken; end the program that uses it, or give another --port.") from None
+        if error.errno == errno.EACCES:
+            raise InputError(f"port {port} needs rights that you do not have; give a --port from 1024 on.") from None
+        raise InputError(
+            f"--host is {host}, which is not an address of this machine; give {LOOPBACK}, or 0.0.0.0 for all of its addresses."
+        ) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 import gin
 
-from de_jax import gin_settings, settings
+from de_jax import gin_settings, losses, settings
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
@@ -28,11 +28,6 @@ from de_jax.interop.fine_tuning import (
     pretrained_tokenizer,
     pretrained_tower,
 )
-from de_jax.losses.combination import combined, guided, matryoshka
-from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
-from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
-from de_jax.losses.mined import ance, dance, sampled_softmax
-from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -60,10 +55,7 @@ MODELS = (
         pretrained_passages,
     ),
 )
-LOSSES = (
-    *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
-    *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),
-)
+LOSSES = tuple(getattr(losses, name) for name in losses.__all__)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)

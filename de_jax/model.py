@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -33,7 +34,7 @@ from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
 from de_jax.training.run.run_settings import origins
-from de_jax.types import Array, InputError
+from de_jax.types import Array, Backend, InputError
 
 if TYPE_CHECKING:
     from de_jax.retrieval.vector_index import VectorIndex
@@ -43,6 +44,7 @@ else:
     Texts = Any  # `_checked_texts` refuses other values and tells their place
 
 RUN_FORMAT = "run"
+NOT_JUDGED = "there is no way to judge: no query was held out of a training; ten or more questions of your own would do."
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
@@ -66,6 +68,7 @@ def load(
     special_tokens: SpecialTokens | None = None,
     truncate_dim: int | None = None,
     dtype: str | None = "auto",
+    backend: Backend = "jax",
 ) -> Model:
     """A model to encode with.
 
@@ -84,11 +87,15 @@ def load(
             "as_transformers" as the special token.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
-            natively, else in float32, while `model.run` keeps the model's own; None encodes in that too.
+            natively, else in float32 (always with onnxruntime), while `model.run` keeps the model's own; None encodes in that too.
+
+        backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, in float32), "onnx-int8" or "openvino". They need the
+            extras of their names.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
+    check_value("backend", backend, Backend)
     if not isinstance(source, str | Path) or source == "":
         raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
     for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
@@ -108,7 +115,42 @@ def load(
     for note in run.notes:
         warnings.warn(note, stacklevel=2)
     run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
-    return Model(run, truncate_dim=truncate_dim, dtype=dtype)
+    return Model(run._replace(backend=backend), truncate_dim=truncate_dim, dtype=dtype)
+
+
+def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
+    """The model whose parameters are the weighted mean of those of models with one start (Wortsman et al. 2022, arXiv 2203.05482).
+
+    Args:
+        models: of one architecture and vocabulary, such as runs with several seeds, or a run and the model that it started from.
+        weights: one for each model, 1 in all; by default all alike.
+
+    Returns:
+        A model with the lengths and prompts of the first one.
+
+    Raises:
+        InputError: no models, models of different shapes or vocabularies, or weights that do not fit.
+
+    Example:
+        >>> de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])  # doctest: +SKIP
+    """
+    shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
+    if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
+        raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
+    first = models[0].run
+    kinds = [_kind(one.run) for one in models]
+    if unlike := next((one for one, kind in zip(models, kinds, strict=True) if kind != kinds[0]), None):
+        raise InputError(f"{unlike!r} has another architecture or vocabulary than {models[0]!r}; merge models of one kind.")
+    params = jax.tree.map(
+        lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *(m.run.params for m in models)
+    )
+    return Model(first._replace(params=params, source=None), dtype="auto")
+
+
+def _kind(run: Run) -> Any:
+    """What models share that can be merged: the shapes of their parameters, and their vocabularies."""
+    vocabularies = [with_prompt(side.tokenizer, "").fingerprint for side in (run.query, run.doc)]
+    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies
 
 
 class Model:
@@ -140,19 +182,25 @@ class Model:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
-        self.encoding = run._replace(model=run.model.with_dtype(dtype))
+        self.encoding = run._replace(model=run.model.with_dtype("float32" if run.backend.startswith("onnx") else dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __repr__(self) -> str:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
+        shown += "" if self.run.backend == "jax" else f", backend={self.run.backend!r}"
         return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The prompts of a model of sentence-transformers by their names, also those of tasks."""
+        return self.run.prompts
 
     @property
     def scores(self) -> dict[str, Any]:
         """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
         from de_jax.evaluation import verdict
 
-        return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": "no query was held out of a training."}
+        return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": NOT_JUDGED}
 
     def encode_query(
         self,
@@ -162,6 +210,7 @@ class Model:
         progress: bool = False,
         precision: str = "float32",
         ranges: Array | None = None,
+        prompt: str | None = None,
     ) -> np.ndarray:
         """Query embeddings.
 
@@ -171,6 +220,7 @@ class Model:
             progress: show a bar on stderr.
             precision: "float32", "int8" or "binary", the same bytes as sentence-transformers gives; see `quantization.quantize`.
             ranges: [2, D], the least and the greatest value of each dimension, for "int8"; by default those of these texts.
+            prompt: before every text, such as an instruction or one of `prompts`; by default the model's, "" for none.
 
         Returns:
             float32 [n, D], of no texts [0, D], and of a str [D], as sentence-transformers gives it; in fewer bytes int8 [n, D] or
@@ -179,7 +229,7 @@ class Model:
         Raises:
             InputError: a value that is not a text, with its place; a text that is empty after tokenization; an unknown precision.
         """
-        return self._encode("query", texts, batch_tokens, progress, precision, ranges)
+        return self._encode("query", texts, batch_tokens, progress, precision, ranges, prompt)
 
     def encode_document(
         self,
@@ -189,6 +239,7 @@ class Model:
         progress: bool = False,
         precision: str = "float32",
         ranges: Array | None = None,
+        prompt: str | None = None,
     ) -> np.ndarray:
         """Document embeddings; arguments and errors are those of `encode_query`.
 
@@ -196,7 +247,7 @@ class Model:
             As `encode_query`; of a model with `max_passages` C above 1 [n, C, D]. A document of fewer passages has its first one
             again in the other places, which leaves its best score as it is.
         """
-        return self._encode("doc", texts, batch_tokens, progress, precision, ranges)
+        return self._encode("doc", texts, batch_tokens, progress, precision, ranges, prompt)
 
     def similarity(self, queries: Array, docs: Array) -> np.ndarray:
         """The inner product of every query with every document, float32 [q, n]: the cosine where the model normalizes.
@@ -291,7 +342,8 @@ class Model:
 
         Args:
             folder: must not exist; it appears once it is complete.
-            format: "run" for this library, to train on or to load; or "sentence_transformers", "safetensors", "t5x", "serving";
+            format: "run" for this library, to train on or to load; or "sentence_transformers", "onnx", "safetensors", "t5x",
+                "serving";
                 or "peft", for the adapters of a run that trained such.
 
         Raises:
@@ -324,7 +376,14 @@ class Model:
         return list(mesh.devices.flat)
 
     def _encode(
-        self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
+        self,
+        tower: str,
+        texts: Texts,
+        batch_tokens: int | None,
+        progress: bool,
+        precision: str,
+        ranges: Array | None,
+        prompt: str | None,
     ) -> np.ndarray:
         if precision != "float32":
             quantization.check_precision(precision)
@@ -335,7 +394,9 @@ class Model:
                 f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
                 "dimension."
             )
-        found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
+        check_value("prompt", prompt, str | None)
+        tokenizer = with_prompt(self.run.side(tower).tokenizer, prompt)
+        found = self._embeddings(tower, tokenized(_checked_texts(texts), tokenizer), batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
             codes = quantization.quantize(flat, precision, ranges if len(flat) else np.zeros((2, self.embedding_dim)))

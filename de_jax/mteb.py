@@ -16,7 +16,7 @@ from de_jax.types import InputError
 
 @runtime_checkable
 class Encoder(Protocol):
-    """What `Model` needs of a model; what `de_jax.load` gives has it."""
+    """What `Model` needs of a model; what `de_jax.load` gives has it, and takes a `prompt` too."""
 
     def encode_query(self, texts: Sequence[str]) -> Float[np.ndarray, "n d"]:
         """Embeddings of queries, float32."""
@@ -29,9 +29,14 @@ class Model:
     """Follows mteb's `EncoderProtocol`.
 
     Args:
-        model: gives the embeddings; its own prompts and lengths hold, and mteb's are not added.
+        model: gives the embeddings; its own prompts and lengths hold where no other is given.
         name: "organisation/name", under which mteb files the results.
         revision: of the model, also for that; None for none.
+        prompts: before the texts of a task, by the first of mteb's keys that is there: "<task>-<kind>", "<task>", "<type>-<kind>",
+            "<type>", "<kind>", with the task's type, and "query" or "document" as the kind; by default those of the model's folder.
+        instruction: for an instruction model, the text before queries and texts of neither kind, such as
+            "Instruct: {instruction}\nQuery: "; {instruction} is mteb's for the task. Documents get none.
+        languages: of the model, such as ["eng-Latn"], for its description.
         others: which tower embeds texts that are neither queries nor documents, as in tasks of similarity or classification.
 
     Raises:
@@ -54,25 +59,51 @@ class Model:
         *,
         name: str,
         revision: str | None = None,
+        prompts: Mapping[str, str] | None = None,
+        instruction: str | None = None,
+        languages: Sequence[str] | None = None,
         others: Literal["query", "document"] = "document",
     ) -> None:
         if getattr(model, "max_passages", 1) > 1:
             raise InputError("this model has several vectors a document, and mteb takes one; score it with de-jax evaluate beir.")
         self._encode = {"query": model.encode_query, "document": model.encode_document}
-        self._name, self._revision, self._others = name, revision, others
+        self._model, self._others, self._instruction = model, others, instruction
+        self._prompts = getattr(model, "prompts", {}) if prompts is None else prompts
+        self._about = {"name": name, "revision": revision, "languages": list(languages) if languages else None}
 
     def encode(
-        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **of_the_task: Any
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, task_metadata: Any = None, **of_the_task: Any
     ) -> Float[np.ndarray, "n d"]:
         """Embeddings of the texts of all batches, in their order.
 
         Args:
             inputs: batches with "text", a list of texts; mteb has put a document's title before its body.
             prompt_type: mteb's `PromptType`, or its value: "query", "document", or None for neither.
-            of_the_task: its metadata, split, subset and mteb's batch size, which change nothing here.
+            task_metadata: mteb's `TaskMetadata`, which decides the prompt.
+            of_the_task: its split, subset and mteb's batch size, which change nothing here.
         """
         texts = [text for batch in inputs for text in batch["text"]]
-        return self._encode[str(getattr(prompt_type, "value", prompt_type) or self._others)](texts)
+        kind = getattr(prompt_type, "value", prompt_type)
+        prompt = self.prompt(task_metadata, kind)
+        return self._encode[str(kind or self._others)](texts, **({} if prompt is None else {"prompt": prompt}))
+
+    def prompt(self, task_metadata: Any, kind: str | None) -> str | None:
+        """The text before those of a task; None for the model's own prompt. `kind` is "query", "document", or None for neither."""
+        names = [getattr(task_metadata, name, None) for name in ("name", "type")]
+        keys = [key for name in names if name for key in ((f"{name}-{kind}", name) if kind else (name,))] + [kind]
+        if found := [self._prompts[key] for key in keys if key in self._prompts]:
+            return found[0]
+        if self._instruction is None or task_metadata is None:
+            return None
+        if kind == "document":
+            return ""
+        own = task_metadata.prompt
+        own = own.get(kind or "query") if isinstance(own, Mapping) else own
+        if not own:
+            from mteb.abstasks.abstask import get_abstask_prompt
+
+            own = get_abstask_prompt(task_metadata.name)
+        return self._instruction.format(instruction=own)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, "m n"]:
         """Inner products of all embeddings of the one with all of the other."""
@@ -88,5 +119,14 @@ class Model:
         """mteb's `ModelMeta`, with as much as is known."""
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-        known = {"name": self._name, "revision": self._revision}
-        return ModelMeta.create_empty(overwrites={**known, "framework": ["JAX"], "similarity_fn_name": ScoringFunction.DOT_PRODUCT})
+        known: dict[str, Any] = {**self._about, "framework": ["JAX"], "similarity_fn_name": ScoringFunction.DOT_PRODUCT}
+        known["use_instructions"] = bool(self._prompts or self._instruction)
+        if run := getattr(self._model, "run", None):
+            import jax
+
+            leaves = jax.tree_util.tree_leaves_with_path(run.params)
+            sizes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size for path, leaf in leaves}
+            tables = [size for path, size in sizes.items() if path.endswith("/embedding")]
+            known |= {"embed_dim": getattr(self._model, "embedding_dim", None), "max_tokens": run.doc.max_length}
+            known |= {"n_parameters": sum(sizes.values()), "n_embedding_parameters": sum(tables)}
+        return ModelMeta.create_empty(overwrites=known)

@@ -17,6 +17,7 @@ from de_jax.types import InputError, Params
 
 GIB = 2**30
 Effort = Annotated[float, Range(-1, 1)]
+Utilization = Annotated[float, Range(0.001, 1)]
 SIZES = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
 """The sizes of a batch, and their names in `PairsOptions`."""
 NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
@@ -33,6 +34,7 @@ def plan(
     query_rows: PositiveInt | None = None,
     doc_rows: PositiveInt | None = None,
     effort: Effort = -1.0,
+    mfu: Utilization = 0.4,
 ) -> dict[str, Any]:
     """Memory, FLOPs and collectives of the step that training would compile for some devices, by their compiler.
 
@@ -46,15 +48,17 @@ def plan(
         query_length, doc_length: tokens of every query and document; by default the longest of the recipe.
         query_rows, doc_rows: how many rows of that length packed texts take; by default one a text.
         effort: the compiler's, from -1, done soonest, to 1. Training compiles at 0.
+        mfu: the share of the chips' peak that the useful FLOPs reach, for device_hours.
 
     Returns:
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
         adapters; what each device needs (state_gib with its part base_gib, negative_cache_gib, memory_gib by kind) beside
         available_gib, and whether it fits, with the reason in why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed; attention, how the step computes it, ("fused",), ("plain",) or both; executed_flops of a
-        step on all devices together and useful_flops, those of the towers by formula; collectives, each with the bytes that a
-        device receives; estimate, the seconds that products and links take at least. A simulated device has no memory of its own
-        and no speed: available_gib, fits and estimate are None.
+        step on all devices together and useful_flops, those of the towers and of a negative cache by formula; collectives, each
+        with the bytes that a device receives; estimate, the seconds that products and links take at least; device_hours of the run,
+        of all devices together, at `mfu`. A simulated device has no memory of its own and no speed: available_gib, fits, estimate
+        and device_hours are None.
 
     Raises:
         InputError: an unknown topology, a mesh or a batch that it cannot share out, or sizes that neither the recipe nor the call
@@ -114,23 +118,27 @@ def plan(
         "attention": compiled.attention,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
+        "device_hours": _rounded(_total_flops(recipe, shape) / (mfu * chip.peak_flops * 3600)) if chip else None,
+        "mfu": mfu,
         "compile_seconds": round(compiled.compile_seconds, 1),
         "effort": effort,
         "jax": jax.__version__,
     }
 
 
-def outline(recipe: Recipe) -> dict[str, Any]:
+def outline(recipe: Recipe, *, num_docs: PositiveInt | None = None) -> dict[str, Any]:
     """The size and cost of a recipe's run, which are the same on any devices.
 
     Nothing is compiled, and neither data nor weights are read.
 
     Args:
         recipe: the settings of the run.
+        num_docs: of the corpus, to count the minings of a run that mines for itself; None leaves them out.
 
     Returns:
         JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
-        optimizer's state on all devices together; useful_flops of a step, as in `plan`; and total_flops of all steps.
+        optimizer's state on all devices together; useful_flops of a step, as in `plan`; and total_flops of all steps, with
+        evaluations of the dev split and minings.
 
     Raises:
         InputError: the recipe's data has no options, so its sizes are unknown.
@@ -144,7 +152,7 @@ def outline(recipe: Recipe) -> dict[str, Any]:
         "num_trained_parameters": _size(state.params),
         "state_gib": _gib(_num_bytes(state)),
         "useful_flops": useful,
-        "total_flops": useful * recipe.optimization.num_steps,
+        "total_flops": _total_flops(recipe, shape, num_docs or 0),
     }
 
 
@@ -173,10 +181,15 @@ def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | No
 def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
     """Of the towers' products forward and backward, without anything that is computed twice; packed texts are of one length.
 
+    Documents drawn from a negative cache are encoded with a gradient, refreshed ones without; queries meet all cached embeddings.
     Adapters' own products are not counted.
     """
-    total, num_pairs = 0.0, shape["batch_size"]
+    total, num_pairs, cache = 0.0, shape["batch_size"], recipe.negatives.negative_cache
     passes = 2 if recipe.adapters else 3  # forward, backward to activations, backward to kernels
+    if cache:
+        drawn, refreshed = num_pairs * cache.num_negatives, cache.num_refreshed(num_pairs)
+        total += (passes * drawn + refreshed) * _forward(recipe, "doc", shape["doc_length"])
+        total += 2 * num_pairs * cache.capacity * recipe.model.doc.embedding_dim
     for side in ("query", "doc"):
         number = num_pairs * (1 + shape.get(NEGATIVES[side], 0))
         if side == "doc" and not shape["doc_rows"]:
@@ -184,6 +197,27 @@ def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
         length = shape[f"{side}_length"] * (shape[f"{side}_rows"] or num_pairs) / num_pairs
         total += passes * compiling.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
     return total
+
+
+def _total_flops(recipe: Recipe, shape: dict[str, Any], num_docs: int = 0) -> float:
+    """Of all steps, of evaluations of the dev split, and of minings in a corpus of so many documents."""
+    num_steps, logging, options = recipe.optimization.num_steps, recipe.logging, recipe.options
+    of_query, of_doc = (_forward(recipe, side, shape[f"{side}_length"]) for side in ("query", "doc"))
+    evaluations = num_steps // logging.evaluate_every_steps + bool(logging.evaluate_start and recipe.initialization.init_from)
+    of_dev = options.dev_max_queries * of_query + options.dev_max_docs * of_doc if options and options.dev_split else 0.0
+    every_steps = recipe.negatives.mine_every_steps
+    minings = -(-num_steps // every_steps) if every_steps else 0
+    return _useful_flops(recipe, shape) * num_steps + evaluations * of_dev + minings * num_docs * (of_doc + of_query)
+
+
+def _forward(recipe: Recipe, side: str, length: int) -> float:
+    """FLOPs of a text of this length."""
+    return compiling.forward_flops(getattr(recipe.model, side).encoder, np.array([length]))
+
+
+def _rounded(value: float) -> float:
+    """To three digits."""
+    return float(f"{value:.3g}")
 
 
 def _size(params: Params) -> int:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
+from de_jax import documents
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
@@ -24,12 +23,12 @@ from de_jax.evaluation import metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
 from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, outputs, reading
-from de_jax.model import Model, load
+from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
 from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
-from de_jax.tuning import data_of, fitted, loss_of, options_of, recipe_of, source_of
+from de_jax.tuning import data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -74,6 +73,7 @@ def tune(
     batch_size: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.2,
+    questions: str | Path | None = None,
     seed: Seed = 0,
 ) -> Tuned:
     """Trains a model on pairs in several ways and gives the best, or the model as it was if none is better for certain.
@@ -83,7 +83,8 @@ def tune(
     written before the first trial; the same call continues after a stop.
 
     Args:
-        model, pairs, max_query_length, max_doc_length, batch_size, columns, seed: as of `fine_tune`.
+        model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, seed: as of `fine_tune`. Documents alone,
+            without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
         minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
         trials: how many settings are tried, at most those in `ARMS`.
@@ -97,7 +98,10 @@ def tune(
         raise InputError(f"trials is {trials}, but there are {len(ARMS)} settings to try; give 1 to {len(ARMS)}.")
     folder, source = Path(addresses.local(run_dir)), source_of(model)
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
-    data = data_of(pairs, columns, dev_fraction)
+    if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
+        trained = fine_tune(source, pairs, run_dir=folder / "model", seed=seed, **given)
+        return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
+    data = data_of(pairs, columns, dev_fraction, questions)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     dev = data(options=options, share=Share()).dev
@@ -171,13 +175,8 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
 
 def _between(start: Model, trained: Model) -> dict[float, Model]:
     """The models on the line from the start's parameters to the trained ones."""
-    sides: dict[str, Any] = {"query": trained.run.query, "doc": trained.run.doc}
-
-    def at(part: float) -> Model:
-        params = jax.tree.map(lambda a, b: (1 - part) * a + part * b, start.run.params, trained.run.params)
-        return Model(start.run._replace(params=params, **sides), dtype="auto")
-
-    return {0.0: Model(start.run._replace(**sides), dtype="auto")} | {part: at(part) for part in PARTS}
+    start = Model(start.run._replace(query=trained.run.query, doc=trained.run.doc), dtype="auto")
+    return {0.0: start} | {part: merge([start, trained], [1 - part, part]) for part in PARTS}
 
 
 def _judged(

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from de_jax import losses
+from de_jax import documents, losses
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.table_files import Rows
+from de_jax.data.text.table_files import Rows, Table
+from de_jax.data.text.table_rows import Reading
 from de_jax.files import addresses
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
@@ -42,6 +43,7 @@ LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 MINED_TIMES = 4
 """How often hard negatives are mined during a run."""
 SAVE_EVERY_STEPS = 200
+FEWEST_QUESTIONS = 10
 
 
 @checked
@@ -62,6 +64,7 @@ def fine_tune(
     max_doc_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.1,
+    questions: str | Path | None = None,
     seed: Seed = 0,
 ) -> Model:
     """Trains a model on pairs, and compares it with its start on held-out queries; the same call continues after a stop.
@@ -69,7 +72,7 @@ def fine_tune(
     Args:
         model: a run, a folder, a name of the Hugging Face hub, or what `de_jax.load` gives.
         pairs: a table (csv, tsv, jsonl, parquet, ...), rows as dictionaries or as (query, document), a `datasets.Dataset`, or a
-            BEIR folder.
+            BEIR folder; or a folder of documents alone, whose queries `documents.pairs_of` makes.
         run_dir: gets the trained model, its logs and `verdict.json`.
         loss: by name, with `temperature`; or one of `de_jax.losses` with its settings bound.
         negatives: "mined" searches the documents for hard negatives before the first update and three more times; None has
@@ -84,6 +87,8 @@ def fine_tune(
         max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
         columns: the table's column of "query", "doc", ..., where its name is not known.
         dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
+        questions: a table of real questions with their documents, at least `FEWEST_QUESTIONS`, which judges instead; for
+            documents alone, as queries made from them cannot judge.
         seed: of the order of the pairs, of dropout and of mining.
 
     Returns:
@@ -93,7 +98,7 @@ def fine_tune(
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
     local, source = addresses.local(run_dir), source_of(model)
-    data = data_of(pairs, columns, dev_fraction)
+    data = data_of(pairs, columns, dev_fraction, questions)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     recipe = recipe_of(
@@ -186,8 +191,17 @@ def source_of(model: str | Path | Model) -> str:
     return str(model)
 
 
-def data_of(pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float) -> Callable[..., TrainingSet]:
+def data_of(
+    pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float, questions: str | Path | None = None
+) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
+    questions = str(questions or "")
+    if questions and sum(bool(one.docs) for one in Reading(Table(questions)).examples()) < FEWEST_QUESTIONS:
+        raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
+    if isinstance(pairs, str | Path) and documents.is_alone(addresses.local(pairs)):
+        return functools.partial(table_pairs, documents.pairs_of(addresses.local(pairs)), dev_path=questions)
+    if questions:
+        return functools.partial(table_pairs, str(pairs) if isinstance(pairs, Path) else pairs, columns=columns, dev_path=questions)
     if isinstance(pairs, str | Path):
         folder = Path(addresses.local(pairs))
         if not (folder / "qrels").is_dir():

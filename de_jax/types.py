@@ -19,13 +19,16 @@ Axis letters used in every shape of this code base:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Array = Any
 """A numpy or JAX array; functions state shape and dtype in their own signatures."""
 
 Params = dict[str, Any]
 """{"query": {...}, "doc": {...}, "shared": {...}}: the parts each tower owns and the parts both use; empty ones are absent."""
+
+Backend = Literal["jax", "onnx", "onnx-int8", "openvino"]
+"""What computes a tower that encodes: JAX, onnxruntime in float32 or in int8, or OpenVINO; all but JAX on the CPU."""
 
 Metrics = dict[str, Any]
 """Scalars by name, float32, still on the device."""

@@ -69,8 +69,10 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
 
 def _decides(recipe: Recipe) -> str:
     """All of a recipe that its outline depends on."""
-    sizes = {**{name: getattr(recipe.options, name, None) for name in SIZES.values()}, **recipe.texts_of_a_pair()}
-    return repr((recipe.model, recipe.adapters, recipe.optimization, recipe.negatives.negative_cache, sizes))
+    names = (*SIZES.values(), "dev_split", "dev_max_queries", "dev_max_docs")
+    sizes = {**{name: getattr(recipe.options, name, None) for name in names}, **recipe.texts_of_a_pair()}
+    evaluations = recipe.logging.evaluate_every_steps, recipe.logging.evaluate_start, recipe.initialization.init_from is None
+    return repr((recipe.model, recipe.adapters, recipe.optimization, recipe.negatives.negative_cache, sizes, evaluations))
 
 
 def missing_lines(missing: list[Missing]) -> list[str]:

@@ -116,6 +116,64 @@ def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.
     return negative_log_likelihood(positive, [s / temperature for s in scores], label_smoothing)
 
 
+def hardness_weighted(e, *, hardness, of, temperature=0.01, directions="both", mask_duplicates=True):
+    """`in_batch_softmax` whose negatives weigh exp(hardness * score), where they are of that kind."""
+    total = 0.0
+    sides = {"query_to_doc": ("query", "doc", "neg_docs"), "doc_to_query": ("doc", "query", "neg_queries")}
+    for anchor, candidate, mined_name in sides.values() if directions == "both" else [sides[directions]]:
+        losses = []
+        for i in real_rows(e):
+            own = mined(e, [i], i, anchor, mined_name, mask_duplicates)
+            in_batch = others(e, i, anchor, candidate, mask_duplicates)
+            in_batch += mined(e, [row for row in real_rows(e) if row != i], i, anchor, mined_name, mask_duplicates)
+            logits = []
+            for kind, vectors in (("mined", own), ("in_batch", in_batch)):
+                found = [score(getattr(e, anchor)[i], vector) for vector in vectors]
+                logits += [s / temperature + (hardness * s if of in ("all", kind) else 0.0) for s in found]
+            losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
+        total += mean(losses)
+    return total
+
+
+def global_orthogonal(e, *, mean_weight=1.0, second_moment_weight=1.0, reduce_sides="mean"):
+    total = 0.0
+    for vectors, ids in ((e.query, e.query_id), (e.doc, e.doc_id)):
+        rows = [i for i in real_rows(e) if ids[i] not in ids[:i]]
+        scores = [score(vectors[i], vectors[j]) for i in rows for j in rows if i != j]
+        second_moment = mean([s * s for s in scores])
+        total += mean_weight * mean(scores) ** 2 + second_moment_weight * max(0.0, second_moment - 1 / len(vectors[0]))
+    return total if reduce_sides == "sum" else total / 2
+
+
+def graded(e, similarity):
+    """(similarity, grade) of every graded pair of the batch."""
+    found = []
+    for i in real_rows(e):
+        docs = [(e.doc[i], e.scores[i][0])]
+        for n in range(len(e.neg_docs[i]) if e.neg_docs is not None else 0):
+            if e.neg_doc_ids is None or e.neg_doc_ids[i][n] != PADDING:
+                docs.append((e.neg_docs[i][n], e.scores[i][1 + n]))
+        found += [(similarity(e.query[i], doc), grade) for doc, grade in docs if grade == grade]
+    return found
+
+
+def cosent(e, *, temperature=0.05, similarity=score):
+    pairs = graded(e, similarity)
+    wrong = [(low - high) / temperature for high, grade in pairs for low, other in pairs if grade > other]
+    return log_sum_exp([0.0, *wrong])
+
+
+def angle(e, *, temperature=0.05):
+    def complex_score(a, b):
+        half = (len(a) + 1) // 2
+        a, b = ([*map(float, vector), 0.0][: 2 * half] for vector in (a, b))
+        pairs = zip(a[:half], a[half:], b[:half], b[half:], strict=True)
+        product = sum(complex(q, r).conjugate() * complex(d, s) for q, r, d, s in pairs)
+        return abs(product.real - product.imag)
+
+    return cosent(e, temperature=temperature, similarity=complex_score)
+
+
 def in_batch_softmax(
     e,
     *,

@@ -18,6 +18,7 @@ HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
     *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio", "fsspec"),
+    *("onnx", "onnxruntime", "openvino", "starlette", "uvicorn"),
 }
 
 
@@ -42,7 +43,7 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {  # of "de_jax": when they are used, see below
-    "de_jax": Rule(("losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
+    "de_jax": Rule(("documents", "losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -69,7 +70,9 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
     "de_jax.training.mesh.plan": TRAINING.allowing("libtpu"),
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
+    "de_jax.models.onnx_graph": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax"), ("onnx",)),
     "de_jax.retrieval": ABOVE_TRAINING,
+    "de_jax.retrieval.sessions": ABOVE_TRAINING.allowing("onnx", "onnxruntime", "openvino"),
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
     "de_jax.retrieval.faiss_filling": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
@@ -86,10 +89,11 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
+    "de_jax.interop.onnx_export": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval")),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
-    "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
+    "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb", "jax")),
     "de_jax.gin_settings": Rule(("types", "settings", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
@@ -100,8 +104,10 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
-    "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer")),
-    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "model", "scoring", "trainer", "tuning")),
+    "de_jax.documents": PROCESS._replace(layers=(*PROCESS.layers, "model")),
+    "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "documents", "model", "trainer")),
+    "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "documents", "model", "scoring", "trainer", "tuning")),
+    "de_jax.server": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("starlette", "uvicorn"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),
     "de_jax.mine": PROCESS,
     "de_jax.planner": PROCESS,

@@ -2,9 +2,12 @@
 
 import enum
 
+import jax
 import numpy as np
 import pytest
+import tiny_run
 
+import de_jax
 from de_jax.evaluation import metrics
 from de_jax.mteb import Model
 from de_jax.types import InputError, Ranking
@@ -66,6 +69,55 @@ class Words:
 
     def encode_document(self, texts):
         return self.encode_query(texts) + 0.5 * self.encode_query([text.split()[0] for text in texts])
+
+
+class Prompted(Towers):
+    """The prompt as an embedding."""
+
+    def __init__(self):
+        self.prompts = {"SciFact-query": "a: ", "SciFact": "b: ", "STS": "c: ", "Retrieval-document": "d: ", "query": "e: "}
+
+    def encode_query(self, texts, prompt=None):
+        self.prompt = prompt
+        return super().encode_query(texts)
+
+    def encode_document(self, texts, prompt=None):
+        return self.encode_query(texts, prompt)
+
+
+KINDS = (PromptType.query, PromptType.document, None)
+
+
+@pytest.mark.parametrize("task", ["SciFact", "NFCorpus", "STSBenchmark", "Banking77Classification"])
+def test_prompts_of_a_task_are_those_that_mteb_takes(task):
+    import mteb
+    from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
+
+    class Instructed(AbsEncoder):
+        instruction_template, prompts_dict, encode = "Instruct: {instruction}\nQuery: ", None, None
+
+        def __init__(self):
+            """Nothing to load."""
+
+    Instructed.__abstractmethods__ = frozenset()
+    about, towers = mteb.get_task(task).metadata, Prompted()
+    for kind in KINDS:
+        Model(towers, name="my-org/prompted").encode([{"text": ["a"]}], task_metadata=about, prompt_type=kind)
+        theirs = mteb.types.PromptType(kind.value) if kind else None
+        assert towers.prompt == towers.prompts.get(get_prompt_name(towers.prompts, about, theirs))
+        instructed = Model(towers, name="my-org/prompted", prompts={}, instruction=Instructed.instruction_template)
+        instructed.encode([{"text": ["a"]}], task_metadata=about, prompt_type=kind)
+        if kind != PromptType.document and (kind or not isinstance(about.prompt, dict)):
+            assert towers.prompt == Instructed().get_task_instruction(about, theirs)
+
+
+def test_a_description_has_the_sizes_of_the_model(tmp_path):
+    model = de_jax.load(tiny_run.write_run(tmp_path), devices=1)
+    about = Model(model, name="my-org/sde", languages=["eng-Latn"]).mteb_model_meta
+    assert (about.embed_dim, about.max_tokens, about.languages) == (8, 24, ["eng-Latn"])
+    sizes = {"/".join(str(part.key) for part in path): leaf.size for path, leaf in jax.tree.leaves_with_path(model.run.params)}
+    assert (about.n_parameters, about.n_embedding_parameters) == (sum(sizes.values()), sizes["shared/embedder/embedding"])
+    assert about.use_instructions is False
 
 
 @pytest.mark.soak

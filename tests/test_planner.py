@@ -8,11 +8,14 @@ import pytest
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import samtone
+from de_jax.losses.mined import ance
+from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
-from de_jax.planner import plan
-from de_jax.recipe import Recipe
+from de_jax.planner import outline, plan
+from de_jax.recipe import HardNegatives, Logging, Optimization, Recipe
+from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 ENCODER = BertConfig(vocab_size=32, model_dim=8, num_layers=1, num_heads=1, mlp_dim=8, max_positions=40)
@@ -38,6 +41,39 @@ RECIPE = Recipe(
 def test_what_cannot_be_planned_is_refused_before_anything_is_compiled(topology, sizes, message):
     with pytest.raises(InputError, match=message):
         plan(RECIPE, topology, **sizes)
+
+
+def with_cache(**settings):
+    cache = NegativeCache(capacity=64, **settings)
+    return dataclasses.replace(RECIPE, loss=partial(ance, temperature=0.05), negatives=HardNegatives(negative_cache=cache))
+
+
+def test_useful_work_counts_what_a_negative_cache_draws_and_refreshes():
+    """The formulas by hand: 16 pairs of 8 and 40 tokens, a layer of 8 dimensions, and 64 cached embeddings."""
+    parameters, tokens = 4 * 8 * 8 + 2 * 8 * 8, {"query": 8, "doc": 40}
+    query, doc = (number * (2 * parameters + 4 * 8 * number) for number in tokens.values())
+    useful = lambda recipe: outline(recipe)["useful_flops"]  # noqa: E731
+    assert useful(RECIPE) == 3 * 16 * (query + doc)
+    scoring = 2 * 16 * 64 * 768  # the projection's
+    assert useful(with_cache(num_negatives=1)) == useful(RECIPE) + 3 * 16 * doc + scoring
+    assert useful(with_cache(num_negatives=16)) == useful(RECIPE) + 3 * 16 * 16 * doc + scoring
+    refreshed = useful(with_cache(num_negatives=1, refresh_fraction=0.3)) - useful(with_cache(num_negatives=1))
+    assert refreshed == 32 * doc  # whole batches
+
+
+def test_all_work_counts_evaluations_and_minings():
+    options = dataclasses.replace(OPTIONS, dev_split="dev", dev_max_queries=5, dev_max_docs=7, num_neg_docs=1)
+    recipe = dataclasses.replace(
+        RECIPE,
+        data=partial(beir_pairs, "nowhere", options=options),
+        optimization=Optimization(num_steps=1000),
+        logging=Logging(evaluate_every_steps=300),
+    )
+    query, doc = (number * (2 * 6 * 64 + 4 * 8 * number) for number in (8, 40))
+    found = outline(recipe)
+    assert found["total_flops"] == 1000 * found["useful_flops"] + 3 * (5 * query + 7 * doc)
+    mining = dataclasses.replace(recipe, negatives=HardNegatives(miner=Miner(), mine_every_steps=400))
+    assert outline(mining, num_docs=100)["total_flops"] - found["total_flops"] == 3 * 100 * (query + doc)
 
 
 def test_a_source_without_options_needs_the_sizes():

@@ -322,6 +322,19 @@ def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
         de_jax.load(folders["sde"], truncate_dim=3).load_index(tmp_path / "index")
 
 
+def test_models_are_merged_by_weights(folders, sde, tmp_path):
+    older = de_jax.load(folders["sde"], step=3, devices=1, dtype="float32")
+    merged = de_jax.merge([sde, older, sde], [0.25, 0.5, 0.25])
+    for found, new, old in zip(*(jax.tree.leaves(model.run.params) for model in (merged, sde, older)), strict=True):
+        np.testing.assert_allclose(found, (new + old) / 2, rtol=1e-6)
+    merged.save(tmp_path / "merged")
+    np.testing.assert_allclose(de_jax.load(tmp_path / "merged").encode_query("the fox"), merged.encode_query("the fox"), atol=1e-6)
+    with pytest.raises(InputError, match=r"weights is \[0.5\] for 2 models; give one for each, and 1 in all"):
+        de_jax.merge([sde, older], [0.5])
+    with pytest.raises(InputError, match="has another architecture or vocabulary than"):
+        de_jax.merge([sde, de_jax.load(folders["ade"], devices=1)])
+
+
 @pytest.mark.parametrize("format", ["run", "sentence_transformers", "safetensors", "t5x"])
 def test_what_is_saved_loads_as_the_same_model(format, sde, tmp_path):
     sde.save(tmp_path / "saved", format=format)

@@ -83,7 +83,7 @@ def import_model(
 def export_model(
     model: Checkpoint,
     *,
-    format: Literal["sentence_transformers", "safetensors", "t5x", "peft", "serving"],
+    format: Literal["sentence_transformers", "safetensors", "t5x", "peft", "serving", "onnx"],
     out_dir: Path,
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
@@ -98,6 +98,7 @@ def export_model(
     safetensors            every parameter by its path in one file, with model.json
     t5x                    out_dir/checkpoint_<step>, without an optimizer's state
     peft                   the adapters of a run with `Recipe.adapters`, for peft's PeftModel.from_pretrained
+    onnx                   as sentence_transformers, with onnx/model.onnx, model_fp16.onnx and model_quantized.onnx (int8)
     serving                both towers by jax.export, and encoder.py, which runs them without this library
 
     README.md in the folder is a model card: base model, data, loss, recipe, and this checkpoint's scores from `de-jax evaluate`.

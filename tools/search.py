@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
-import socket
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.arguments import Checkpoint, Index, Model, Port
+from de_jax.command import LOOPBACK, check_port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.files import outputs
@@ -24,13 +23,12 @@ from de_jax.files.outputs import progress_bar
 from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
-from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable
+from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable, texts_of
 from de_jax.settings import LocalPath, PositiveInt
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""
-LOOPBACK = "127.0.0.1"
 
 
 def search(
@@ -59,7 +57,7 @@ def search(
     if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
     build_index = faiss_index.index_builder(index.index, index.options())
-    corpus, texts = _texts(dataset_dir, skip_empty)
+    corpus, texts = texts_of(dataset_dir, skip_empty)
     options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
     searcher = open_searcher(model.open(), corpus, texts, **options)
     if query is None:
@@ -77,6 +75,7 @@ def demo(
     compare: LocalPath | None = None,
     compare_step: str | None = None,
     skip_empty: bool = False,
+    backend: Backend = "jax",
     host: str = "127.0.0.1",
     port: Port = 7860,
     share: bool = False,
@@ -100,8 +99,8 @@ def demo(
     gradio_page.import_gradio()
     beir.find_file(dataset_dir, "corpus")
     check_port(host, port)  # all of these before a model loads
-    steps = {"step": model.step, "compare_step": compare_step}
-    blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **steps)
+    options: dict[str, Any] = {"step": model.step, "compare_step": compare_step, "backend": backend}
+    blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **options)
     if host != LOOPBACK or share:
         print("Everyone who can reach the address can search this corpus.", file=sys.stderr)
     print(json.dumps({"url": gradio_page.serve(blocks, host=host, port=port, share=share)}), flush=True)
@@ -151,7 +150,7 @@ def export_index(
         milvus_index.require()
     else:
         _pyarrow_for(out)
-    corpus, texts = _texts(dataset_dir, skip_empty)
+    corpus, texts = texts_of(dataset_dir, skip_empty)
     run = model.open()
     folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
@@ -164,13 +163,6 @@ def export_index(
             _write_parquet(out, embeddings, ids, texts, float16=float16, progress=bar.update)
             report |= {"out": str(out)}
     return report
-
-
-def _texts(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
-    """The corpus of a data set, and its documents by id."""
-    corpus = beir.find_file(dataset_dir, "corpus")
-    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
-    return corpus, dict(zip(*docs, strict=True))
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:
@@ -194,25 +186,6 @@ def _ask() -> str:
         return input("query> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return ""
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that another program listens on.
-
-    Raises:
-        InputError: the port is taken or needs rights, or the host is no address of this machine.
-    """
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} of {host} is taken; end the program that uses it, or give another --port.") from None
-        if error.errno == errno.EACCES:
-            raise InputError(f"port {port} needs rights that you do not have; give a --port from 1024 on.") from None
-        raise InputError(
-            f"--host is {host}, which is not an address of this machine; give {LOOPBACK}, or 0.0.0.0 for all of its addresses."
-        ) from None
 
 
 def _pyarrow_for(path: Path) -> Any:

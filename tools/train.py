@@ -12,7 +12,7 @@ import jax
 
 from de_jax import command, planner, trainer
 from de_jax import mine as mine_
-from de_jax.arguments import AnyDtype, Effort, RequiredSettings, Settings, Shards, precision
+from de_jax.arguments import AnyDtype, Effort, RequiredSettings, Settings, Shards, Utilization, precision
 from de_jax.data.negatives.generations import Generation
 from de_jax.flags import Line
 from de_jax.recipe import Recipe
@@ -86,6 +86,7 @@ def plan(
     query_rows: PositiveInt | None = None,
     doc_rows: PositiveInt | None = None,
     effort: Effort = -1.0,
+    mfu: Utilization = 0.4,
 ) -> dict[str, Any]:
     """Compiles a recipe's training step for remote devices, and reports memory, FLOPs and collectives; runs and times nothing.
 
@@ -106,12 +107,13 @@ def plan(
         query_rows: rows of packed queries; default one a query.
         doc_rows: rows of packed documents; default one a document.
         effort: effort of the compiler, from -1 (fast compilation) to 1.
+        mfu: share of the chips' peak that a run is taken to reach, for device_hours.
     """
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so a device that is there stays free
     devices = open_topology(topology)  # before JAX looks for devices, which reading a recipe has it do
     lengths = {"query_length": query_length, "doc_length": doc_length}
     rows = {"query_rows": query_rows, "doc_rows": doc_rows}
-    return planner.plan(settings.build(), devices, effort=effort, batch_size=batch_size, **lengths, **rows)
+    return planner.plan(settings.build(), devices, effort=effort, mfu=mfu, batch_size=batch_size, **lengths, **rows)
 
 
 def mine(

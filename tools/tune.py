@@ -17,6 +17,7 @@ class Start:
     Attributes:
         model: a run, a folder of another library, or a name on the Hugging Face hub.
         run_dir: the folder of the result; the same command continues after a stop.
+        questions: a table of real questions with their documents, at least ten, which judges; for documents alone.
         columns: the table's columns for query, doc, neg_docs, ..., such as query=question.
         max_query_length: tokens of a query; default what 99 % of them need, up to the model's own length.
         max_doc_length: tokens of a document; default likewise.
@@ -26,6 +27,7 @@ class Start:
 
     model: LocalPath
     run_dir: LocalPath
+    questions: LocalPath | None = None
     columns: dict[str, str] | None = None
     max_query_length: PositiveInt | None = None
     max_doc_length: PositiveInt | None = None
@@ -51,11 +53,12 @@ def fine_tune(
 
     de-jax fine_tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/qa
 
-    The pairs are a table (csv, tsv, jsonl, parquet, Arrow), a data set of the Hugging Face hub, or a folder in the BEIR layout.
+    The pairs are a table (csv, tsv, jsonl, parquet, Arrow), a data set of the Hugging Face hub, or a folder in the BEIR layout; or
+    a folder of documents alone (corpus.jsonl, or .md, .txt and .rst files), from which queries are made.
     Prints one JSON object with the scores before and after, beside BM25. In Python: `de_jax.fine_tune`.
 
     Args:
-        pairs: a table with a column of queries and a column of documents, or a BEIR folder.
+        pairs: a table with a column of queries and a column of documents, a BEIR folder, or a folder of documents alone.
         loss: in_batch_softmax, samtone (with same-tower negatives), or pair.
         negatives: mined searches hard negatives before the first update and three more times.
         adapters: lora trains low-rank adapters of attention alone.
@@ -89,7 +92,7 @@ def tune(
     Prints one JSON object. In Python: `de_jax.tune`.
 
     Args:
-        pairs: a table with a column of queries and a column of documents, or a BEIR folder.
+        pairs: a table with a column of queries and a column of documents, a BEIR folder, or a folder of documents alone.
         minutes: of training, by the speed of a probe of 20 updates; scoring comes on top.
         trials: how many settings are tried.
         forgetting: BEIR folders on which the start and the tuned models are compared too.

@@ -13,7 +13,7 @@ from de_jax.demo import markup
 from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
 from de_jax.model import Model, load
 from de_jax.retrieval.searcher import printable
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 NUM_RESULTS = 5
 MAX_WAITING = 16
@@ -28,6 +28,7 @@ def page(
     step: int | str | None = None,
     compare_step: int | str | None = None,
     skip_empty: bool = False,
+    backend: Backend = "jax",
 ) -> Any:
     """A page that searches a data set with BM25, a model, their fusion and a second model, as a `gradio.Blocks`.
 
@@ -39,6 +40,7 @@ def page(
         dataset_dir: a BEIR folder: the corpus, and queries for examples if there are any.
         step, compare_step: the checkpoint, where the model is a run: a step, or "best"; by default the newest.
         skip_empty: leave empty documents out, which are refused otherwise.
+        backend: what encodes, see `de_jax.load`.
 
     Raises:
         InputError: Gradio is not installed, no such model or data set, or the same model twice.
@@ -46,7 +48,7 @@ def page(
     gradio = import_gradio()
     corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
     wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
-    loaded = [load(source, step=of_run) for source, of_run in wanted]
+    loaded = [load(source, step=of_run, backend=backend) for source, of_run in wanted]
     sources = [str(source) for source, _ in wanted]
     names = _names(loaded, [os.path.basename(os.path.abspath(source)) for source in sources])
     if len(set(names)) < len(names):

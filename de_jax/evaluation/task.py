@@ -240,7 +240,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if run:
         settings |= settings_of_run(run) | {"dtype": run.model.dtype}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
-        settings["index"] = policy.index_choice
+        settings |= {"index": policy.index_choice, "backend": None if run.backend == "jax" else run.backend}
     if policy.expansion:
         settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}
     if run and policy.index_choice != "exact":

@@ -152,7 +152,7 @@ def open_model(
     doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
     params = jax.device_put(found.params, jax.local_devices()[0])
     results = _results_of(folder, Path(source).resolve().name)
-    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused)
+    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused, found.prompts)
 
 
 def _results_of(folder: Path, name: str) -> Path:

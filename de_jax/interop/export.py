@@ -8,23 +8,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers_export, serving, t5x
+from de_jax.interop import onnx_export, peft_adapters, safetensors_model, sentence_transformers_export, serving, t5x
 from de_jax.interop.hub import CARD_FILE
 from de_jax.interop.huggingface import DEFAULT_LENGTH
 from de_jax.training.run.run_folder import RECIPE_FILE, RUN, Run
 from de_jax.types import InputError
 
-FORMATS: dict[str, Callable[[Path, Run], None]] = {
+FORMATS: dict[str, Callable[..., None]] = {
     "sentence_transformers": sentence_transformers_export.write,
     "safetensors": safetensors_model.write,
     "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
     "serving": serving.write,
     "peft": peft_adapters.write,
+    "onnx": onnx_export.write,
 }
 DROPPED = "the learned temperature is left out: it scales scores while training, and no embedding depends on it"
 
 
-def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequence[str]], str] | None = None) -> list[str]:
+def export(
+    run: Run,
+    out_dir: str | Path,
+    format: str,
+    *,
+    card: Callable[[Sequence[str]], str] | None = None,
+    license: str | None = None,
+) -> list[str]:
     """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
 
     Args:
@@ -32,6 +40,7 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
         out_dir: must not exist; it appears once it is complete.
         format: a name out of `FORMATS`.
         card: the text of README.md, given those sentences; None for none.
+        license: for the metadata of ONNX files.
 
     Raises:
         InputError: the folder exists, or the format has no place for this model.
@@ -39,7 +48,7 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
     if Path(out_dir).exists():
         raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")
     notes = []
-    if (dtype := run.model.doc.encoder.dtype) != "float32" and format in ("sentence_transformers", "peft"):
+    if (dtype := run.model.doc.encoder.dtype) != "float32" and format in ("sentence_transformers", "peft", "onnx"):
         notes.append(f"the run multiplies in {dtype}, and others open the export in float32, so embeddings agree to about 1e-3")
     if run.model.initial_temperature is not None and format != "safetensors":
         shared = {part: tree for part, tree in run.params["shared"].items() if part != "temperature"}
@@ -63,7 +72,7 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
             "of de-jax export model changes it"
         )
     with atomic_dir(out_dir) as temporary:
-        FORMATS[format](temporary, run)
+        FORMATS[format](temporary, run, **({"license": license} if format == "onnx" else {}))
         if card:
             (temporary / CARD_FILE).write_text(card(notes), encoding="utf-8")
     return notes

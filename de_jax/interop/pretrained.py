@@ -46,6 +46,7 @@ class Pretrained(NamedTuple):
     doc: PretrainedSide
     notes: tuple[str, ...] = ()  # the assumptions, in sentences for the user
     unused: Mapping[str, Array] = {}  # "query/pooler.dense.weight": no embedding depends on them, and an export has them again
+    prompts: Mapping[str, str] = {}  # by name, of tasks too
 
     def side(self, tower: str) -> PretrainedSide:
         """How a tower ("query" or "doc") reads its texts."""

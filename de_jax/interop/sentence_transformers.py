@@ -131,6 +131,7 @@ def read(
     return pretrained._replace(
         query=_prompted(pretrained.query, prompts["query"]),
         doc=_prompted(pretrained.doc, prompts["doc"]),
+        prompts={name: prompt for name, prompt in (values.get("prompts") or {}).items() if prompt},
         notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Float
 
 from de_jax.losses import contrast, scores
-from de_jax.settings import NonNegativeFloat, PositiveInt, bound, checked, name_of
+from de_jax.losses.scores import on_any_mesh
+from de_jax.settings import NonNegativeFloat, PositiveInt, bound, name_of
 from de_jax.types import Embeddings, InputError, LossFn, Metrics
 
 _TIE = 1e-6
@@ -22,7 +24,7 @@ Loss = Callable[..., Any]
 """A `LossFn`, as an annotation that gin can check."""
 
 
-@checked
+@on_any_mesh
 def combined(
     e: Embeddings, *, losses: Sequence[Loss], weights: Sequence[NonNegativeFloat] | None = None
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -61,7 +63,7 @@ def combined(
     return total, metrics
 
 
-@checked
+@on_any_mesh
 def matryoshka(
     e: Embeddings,
     *,
@@ -113,7 +115,7 @@ def matryoshka(
     return total, metrics
 
 
-@checked
+@on_any_mesh
 def guided(
     e: Embeddings, *, loss: Loss, margin: NonNegativeFloat = 0.0, relative: bool = False
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -205,7 +207,8 @@ def parts(loss: LossFn) -> Iterator[LossFn]:
 
 def _has_masks(loss: LossFn) -> bool:
     """Whether a loss leaves negatives out by `masks`; of a loss that is not ours nothing is known."""
-    return name_of(loss) not in ("combined", "matryoshka", "margin_mse", "kl_distillation")
+    is_ours = inspect.unwrap(getattr(loss, "func", loss)).__module__.startswith("de_jax.losses.")
+    return not is_ours or "mask_duplicates" in inspect.signature(loss).parameters
 
 
 def _first_dims(e: Embeddings, dim: int, normalize: bool) -> Embeddings:

@@ -50,7 +50,13 @@ def real_vectors(items: Items) -> Float[Array, "K D"]:
 
 
 def contrast(
-    anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool, are_real: bool = False
+    anchors: Items,
+    candidates: Items,
+    scale: Float[Array, ""],
+    *,
+    mask_duplicates: bool,
+    hardness: float = 0.0,
+    are_real: bool = False,
 ) -> Contrast:
     """The scores of every anchor against its negatives among the candidates, reduced row by row.
 
@@ -58,13 +64,15 @@ def contrast(
         anchors, candidates: queries or documents.
         scale: 1 / tau.
         mask_duplicates: see `masks.is_negative`.
+        hardness: a negative of score s weighs exp(hardness * s) in the sum of exponentials; no derivative is taken of that weight.
         are_real: the candidates' vectors are those of `real_vectors` already.
     """
     vectors = real_vectors(anchors), candidates.vectors if are_real else real_vectors(candidates)
     allowed = masks.is_negative(anchors.ids, candidates.ids, mask_duplicates=mask_duplicates)  # [B, K]
     scores = jnp.einsum("BD,KD->BK", *vectors, **EXACT)
+    logits = scale * scores + hardness * jax.lax.stop_gradient(scores) if hardness else scale * scores
     return Contrast(
-        log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, scale * scores, EXCLUDED), axis=1),
+        log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, logits, EXCLUDED), axis=1),
         score_sum=jnp.sum(scores, axis=1, where=allowed),
         num_negatives=jnp.sum(allowed, axis=1, dtype=jnp.float32),
         highest=jnp.max(scores, axis=1, where=allowed, initial=EXCLUDED),
@@ -76,6 +84,7 @@ class _Plan(NamedTuple):
 
     pairs: tuple[tuple[str, str], ...]  # the names of anchors and candidates
     mask_duplicates: bool
+    hardness: float
 
 
 class _Seen(NamedTuple):
@@ -83,7 +92,7 @@ class _Seen(NamedTuple):
 
     highest: Array  # unscaled score
     best: Array  # int32: the candidate with this score, counted block by block; -1 if all are masked
-    total: Array  # sum of exp(scale * (score - highest))
+    total: Array  # sum of exp((scale + hardness) * (score - highest))
 
 
 def contrasts(
@@ -93,6 +102,7 @@ def contrasts(
     *,
     mask_duplicates: bool,
     block_size: int,
+    hardness: float = 0.0,
 ) -> list[Contrast]:
     """`contrast` of each pair, `block_size` candidates at a time; equal to it in value and gradient.
 
@@ -105,11 +115,12 @@ def contrasts(
         scale: 1 / tau > 0.
         mask_duplicates: see `masks.is_negative`.
         block_size: candidates in a block, >= 1. Over several devices best a multiple of their number that divides every K.
+        hardness: see `contrast`.
     """
     blocks = {name: _in_blocks(items[name], block_size) for pair in pairs for name in pair}
     vectors = {name: block.vectors for name, block in blocks.items()}
     ids = {name: block.ids for name, block in blocks.items()}
-    results = _contrasts(_Plan(tuple(pairs), mask_duplicates), vectors, ids, scale)
+    results = _contrasts(_Plan(tuple(pairs), mask_duplicates, hardness), vectors, ids, scale)
     num_anchors = [items[anchors].vectors.shape[0] for anchors, _ in pairs]
     return [Contrast(*(field[:num] for field in result)) for num, result in zip(num_anchors, results, strict=True)]
 
@@ -126,7 +137,7 @@ def _forward(
     blocks = {name: Items(vectors[name], ids[name]) for name in vectors}
     results, seen = [], []
     for anchors, candidates in plan.pairs:
-        result, best, total = _contrast(_flat(blocks[anchors]), blocks[candidates], scale, plan.mask_duplicates)
+        result, best, total = _contrast(_flat(blocks[anchors]), blocks[candidates], scale + plan.hardness, plan.mask_duplicates)
         results.append(result)
         seen.append(_Seen(result.highest, best, total))
     return results, (blocks, scale, seen)
@@ -168,9 +179,7 @@ def _backward(plan: _Plan, residuals: tuple, cotangents: list[Contrast]) -> tupl
     by_vectors = {name: (block.vectors > jnp.inf).astype(jnp.float32) for name, block in blocks.items()}
     by_scale = jnp.zeros((), jnp.float32)
     for pair, seen_by_anchors, cotangent in zip(plan.pairs, seen, cotangents, strict=True):
-        by_scores_of = functools.partial(
-            _by_scores, scale=scale, seen=seen_by_anchors, cotangent=cotangent, mask_duplicates=plan.mask_duplicates
-        )
+        by_scores_of = functools.partial(_by_scores, plan=plan, scale=scale, seen=seen_by_anchors, cotangent=cotangent)
         by_scale, by_vectors = _add_pair((by_scale, by_vectors), blocks, pair, by_scores_of)
     return {name: by.astype(blocks[name].vectors.dtype) for name, by in by_vectors.items()}, None, by_scale
 
@@ -202,18 +211,18 @@ def _by_scores(
     anchors: Items,
     block: Items,
     *,
+    plan: _Plan,
     scale: Float[Array, ""],
     seen: _Seen,
     cotangent: Contrast,
-    mask_duplicates: bool,
 ) -> tuple[Float[Array, "B K"], Float[Array, ""]]:
     """The gradient by the scores of block i, and the block's part of that by the scale."""
-    scores, allowed = _scores(anchors, block, mask_duplicates)
+    scores, allowed = _scores(anchors, block, plan.mask_duplicates)
     # From the highest score and not from the log-sum-exp, whose rounding at logits of thousands is larger than 1e-5.
     below = jnp.where(allowed, scores - seen.highest[:, None], EXCLUDED)
     has_negative = seen.total > 0
     by_weight = jnp.where(has_negative, cotangent.log_sum_exp / jnp.where(has_negative, seen.total, 1.0), 0.0)
-    weights = by_weight[:, None] * jnp.exp(scale * below)
+    weights = by_weight[:, None] * jnp.exp((scale + plan.hardness) * below)
     block_size = block.vectors.shape[0]
     is_best = seen.best[:, None] == i * block_size + jnp.arange(block_size, dtype=jnp.int32)[None, :]
     by_scores = scale * weights

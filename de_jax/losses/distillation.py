@@ -1,4 +1,6 @@
-"""Losses that learn from a teacher: its scores of a row's document and of the negatives mined for that row, as `scores` [B, 1 + N].
+"""Losses that learn from a teacher's scores, or from grades such as labelled similarities.
+
+`scores` [B, 1 + N] are of a row's document and of the negatives mined for that row.
 
 A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
 `de-jax score pairs` writes such scores.
@@ -15,7 +17,8 @@ from jaxtyping import Array, Float
 from de_jax.losses import masks, scores
 from de_jax.losses.contrast import EXACT, EXCLUDED, real_vectors
 from de_jax.losses.in_batch import Directions, Reduction, sum_of_softmaxes
-from de_jax.settings import PositiveFloat, PositiveInt, checked
+from de_jax.losses.scores import on_any_mesh
+from de_jax.settings import PositiveFloat, PositiveInt
 from de_jax.types import Embeddings, InputError, Metrics
 
 
@@ -27,7 +30,7 @@ class _Candidates(NamedTuple):
     is_known: Array  # [B, 1 + N] bool: there is such a document, and the teacher has scored it
 
 
-@checked
+@on_any_mesh
 def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tuple[Float[Array, ""], Metrics]:
     """Mean squared error between the student's and the teacher's margins of a document over each of its negatives.
 
@@ -55,14 +58,14 @@ def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tup
         >>> float(loss), float(metrics["teacher_agreement"])
         (1.0, 1.0)
     """
-    own = _candidates(e, "margin_mse")
+    own = _candidates(e, "margin_mse", needs_mined=True)
     margins = scores.scale_of(e, temperature) * _margins(own.student)
     is_known = own.is_known[:, :1] & own.is_known[:, 1:]  # [B, N]
     loss = scores.mean_of_real(jnp.square(margins - _margins(own.teacher)), is_known)
     return loss, _metrics(e, own)
 
 
-@checked
+@on_any_mesh
 def kl_distillation(
     e: Embeddings, *, temperature: PositiveFloat | None = 1.0, teacher_temperature: PositiveFloat = 1.0
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -90,7 +93,7 @@ def kl_distillation(
         >>> round(float(kl_distillation(e)[0]), 3)
         0.09
     """
-    own = _candidates(e, "kl_distillation")
+    own = _candidates(e, "kl_distillation", needs_mined=True)
     log_student = jax.nn.log_softmax(jnp.where(own.is_known, scores.scale_of(e, temperature) * own.student, EXCLUDED), axis=1)
     log_teacher = jax.nn.log_softmax(jnp.where(own.is_known, own.teacher / teacher_temperature, EXCLUDED), axis=1)
     divergence = jnp.sum(jnp.exp(log_teacher) * (log_teacher - log_student), axis=1, where=own.is_known)
@@ -98,7 +101,7 @@ def kl_distillation(
     return loss, _metrics(e, own)
 
 
-@checked
+@on_any_mesh
 def relevance_weighted(
     e: Embeddings,
     *,
@@ -150,6 +153,65 @@ def relevance_weighted(
     return loss, metrics | {"weight_mean": scores.mean_of_real(weights, masks.is_real_row(e.query_id))}
 
 
+@on_any_mesh
+def cosent(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
+    """log(1 + sum of exp((s' - s) / tau)), over all two graded pairs of the batch where s has the higher grade.
+
+    CoSENT (Su 2022), as in sentence-transformers' `CoSENTLoss`. Only the order of the grades counts. The array of all two pairs is
+    never made: pairs are sorted by grade.
+
+    Args:
+        e: `query` and `doc` [B, D]; `scores` [B, 1 + N], the grades; `neg_docs` [B, N, D] where N > 0.
+        temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
+
+    Returns:
+        The loss in nats; loss_of_chance, its value where all pairs score alike; and positive_score and negative_score, the mean
+        scores of the documents and of their negatives.
+
+    Raises:
+        InputError: the batch has no scores, or the temperature is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids, scores=jnp.array([[0.1], [0.5], [0.9]]))
+        >>> round(float(cosent(e, temperature=1.0)[0]), 3)
+        1.386
+    """
+    own = _candidates(e, "cosent")
+    return _ordered(e, own, own.student, temperature)
+
+
+@on_any_mesh
+def angle(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
+    """`cosent` of the angles between embeddings read as complex vectors, whose gradient stays large where cosines saturate.
+
+    AnglE (Li and Li 2024), as in sentence-transformers' `AnglELoss`: the first half of the dimensions are real parts, the second
+    half imaginary ones. The paper adds it to `cosent` and `in_batch_softmax`; `combined` does.
+
+    Args:
+        e, temperature: as of `cosent`.
+
+    Returns:
+        As of `cosent`; positive_score and negative_score are those of the inner products.
+
+    Raises:
+        InputError: the batch has no scores, or the temperature is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(2)
+        >>> e = Embeddings(query=jnp.eye(2), doc=jnp.eye(2)[::-1], query_id=ids, doc_id=ids, scores=jnp.array([[0.1], [0.9]]))
+        >>> round(float(angle(e, temperature=1.0)[0]), 3)
+        0.693
+    """
+    own, sets = _candidates(e, "angle"), scores.items(e)
+    turned = _turned(real_vectors(sets["query"]))
+    sines = jnp.einsum("BD,BD->B", turned, _even(real_vectors(sets["doc"])), **EXACT)[:, None]
+    if own.student.shape[1] > 1:
+        negatives = _even(real_vectors(sets["neg_docs"])).reshape(turned.shape[0], -1, turned.shape[1])
+        sines = jnp.concatenate([sines, jnp.einsum("BD,BND->BN", turned, negatives, **EXACT)], axis=1)
+    return _ordered(e, own, jnp.abs(own.student + sines), temperature)
+
+
 def _scores_of(e: Embeddings, loss: str) -> Float[Array, "B K"]:
     if e.scores is None:
         raise InputError(
@@ -159,24 +221,28 @@ def _scores_of(e: Embeddings, loss: str) -> Float[Array, "B K"]:
     return jax.lax.stop_gradient(e.scores.astype(jnp.float32))
 
 
-def _candidates(e: Embeddings, loss: str) -> _Candidates:
+def _candidates(e: Embeddings, loss: str, *, needs_mined: bool = False) -> _Candidates:
+    """A row's document, and its mined negatives if there are any, with their scores."""
     teacher, sets = _scores_of(e, loss), scores.items(e)
-    if "neg_docs" not in sets or e.neg_docs is None:
+    num_mined = e.neg_docs.shape[1] if e.neg_docs is not None else 0
+    if needs_mined and not num_mined:
         raise InputError(
             f"{loss} compares a document with negatives mined for its query, but batches come without; name a folder of negatives, "
             "or train on a table of pairs with negatives."
         )
-    if teacher.shape[1] != 1 + e.neg_docs.shape[1]:
+    if num_mined and teacher.shape[1] != 1 + num_mined:
         raise InputError(
-            f"{loss} needs the teacher's scores of all {e.neg_docs.shape[1]} negatives of a row, but it has scored "
-            f"{teacher.shape[1] - 1}; what HardNegatives.negative_cache draws has none, so train with mined negatives."
+            f"{loss} needs the teacher's scores of all {num_mined} negatives of a row, but it has scored {teacher.shape[1] - 1}; "
+            "what HardNegatives.negative_cache draws has none, so train with mined negatives."
         )
-    negatives = real_vectors(sets["neg_docs"]).reshape(e.neg_docs.shape)
-    scored = jnp.einsum("BD,BND->BN", real_vectors(sets["query"]), negatives, **EXACT)
-    student = jnp.concatenate([scores.positive_scores(sets)[:, None], scored], axis=1)
-    is_there = jnp.concatenate([sets["doc"].ids.is_real[:, None], sets["neg_docs"].ids.is_real.reshape(scored.shape)], axis=1)
-    is_known = is_there & jnp.isfinite(teacher)
-    return _Candidates(student, jnp.where(is_known, teacher, 0.0), is_known)
+    student, is_there = scores.positive_scores(sets)[:, None], sets["doc"].ids.is_real[:, None]
+    if e.neg_docs is not None and num_mined:
+        negatives = real_vectors(sets["neg_docs"]).reshape(e.neg_docs.shape)
+        scored = jnp.einsum("BD,BND->BN", real_vectors(sets["query"]), negatives, **EXACT)
+        student = jnp.concatenate([student, scored], axis=1)
+        is_there = jnp.concatenate([is_there, sets["neg_docs"].ids.is_real.reshape(scored.shape)], axis=1)
+    is_known = is_there & jnp.isfinite(teacher[:, : 1 + num_mined])
+    return _Candidates(student, jnp.where(is_known, teacher[:, : 1 + num_mined], 0.0), is_known)
 
 
 def _margins(found: Float[Array, "B K"]) -> Float[Array, "B N"]:
@@ -197,3 +263,39 @@ def _metrics(e: Embeddings, own: _Candidates) -> Metrics:
         "teacher_known": scores.mean_of_real(own.is_known.astype(jnp.float32), is_real),
     }
     return metrics | scores.temperature_metric(e)
+
+
+def _ordered(
+    e: Embeddings, own: _Candidates, similarities: Float[Array, "B K"], temperature: float | None
+) -> tuple[Float[Array, ""], Metrics]:
+    """The loss of similarities that are not in the order of their grades."""
+    scale, is_known, scored, grades = (
+        scores.scale_of(e, temperature),
+        own.is_known.ravel(),
+        similarities.ravel(),
+        own.teacher.ravel(),
+    )
+    order = jnp.argsort(jnp.where(is_known, grades, jnp.inf))  # missing ones last, where they weigh nothing
+    grades, is_known, logits = grades[order], is_known[order], scale * scored[order]
+    higher = jnp.searchsorted(jnp.where(is_known, grades, jnp.inf), grades, side="right")  # [BK] the first pair of a higher grade
+    above = jax.lax.cumlogsumexp(jnp.where(is_known, -logits, EXCLUDED), reverse=True)
+    above = jnp.append(above, jnp.float32(EXCLUDED))[higher]
+    loss = jax.nn.softplus(jax.nn.logsumexp(jnp.where(is_known, logits + above, EXCLUDED)))
+    num_above = jnp.where(is_known, jnp.sum(is_known, dtype=jnp.float32) - higher.astype(jnp.float32), 0.0)
+    metrics = {
+        "loss_of_chance": jnp.log1p(jnp.sum(num_above)),
+        "positive_score": scores.mean_of_real(own.student[:, 0], own.is_known[:, 0]),
+        "negative_score": scores.mean_of_real(own.student[:, 1:], own.is_known[:, 1:]),
+    }
+    return loss, metrics | scores.temperature_metric(e)
+
+
+def _even(vectors: Float[Array, "K D"]) -> Float[Array, "K E"]:
+    """With a dimension of zeros more where their number is odd."""
+    return jnp.pad(vectors, ((0, 0), (0, vectors.shape[1] % 2)))
+
+
+def _turned(vectors: Float[Array, "K D"]) -> Float[Array, "K E"]:
+    """The complex vectors times i: their inner product with others is the imaginary part of the complex product."""
+    real, imaginary = jnp.split(_even(vectors), 2, axis=1)
+    return jnp.concatenate([imaginary, -real], axis=1)

@@ -6,14 +6,15 @@ several devices are one array here, so the negatives span them too.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
-from de_jax.losses.contrast import EXCLUDED, Contrast
-from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne, checked
+from de_jax.losses.contrast import EXCLUDED, Contrast, Items
+from de_jax.losses.scores import on_any_mesh
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
 from de_jax.types import Embeddings, InputError, Metrics
 
 DIRECTIONS = {
@@ -23,14 +24,16 @@ DIRECTIONS = {
 }
 SIDES: dict[str, scores.Side] = {"query_to_doc": ("query", ("doc", "neg_docs")), "doc_to_query": ("doc", ("query", "neg_queries"))}
 SAME_SIDE: dict[str, scores.Side] = {"query_to_doc": ("query", ("query",)), "doc_to_query": ("doc", ("doc",))}
+PAIRS = ("query", "doc")
 Directions = Literal["both", "query_to_doc", "doc_to_query"]
 Reduction = Literal["sum", "mean"]
 MarginOn = Literal["score", "logit"]
+HardnessOf = Literal["all", "in_batch", "mined"]
 SAME_TOWER = {"query": ("query_to_doc",), "doc": ("doc_to_query",), "both": ("query_to_doc", "doc_to_query")}
 """The softmaxes whose anchors are of that tower, and which therefore get its other members as negatives."""
 
 
-@checked
+@on_any_mesh
 def in_batch_softmax(
     e: Embeddings,
     *,
@@ -40,6 +43,8 @@ def in_batch_softmax(
     label_smoothing: ShareBelowOne = 0.0,
     margin: NonNegativeFloat = 0.0,
     margin_on: MarginOn = "score",
+    hardness: NonNegativeFloat = 0.0,
+    hardness_of: HardnessOf = "all",
     mask_duplicates: bool = True,
     block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -57,6 +62,9 @@ def in_batch_softmax(
         label_smoothing: share in [0, 1) of the target spread evenly over all candidates, the positive among them.
         margin: >= 0, taken from the positive's score (additive margin softmax, Yang et al. 2019).
         margin_on: "score" takes the margin before the division by tau, as that paper does; "logit" after it, as t5x_retrieval does.
+        hardness: >= 0; a negative of score s weighs exp(hardness * s) in its softmax, and no derivative is taken of that weight
+            (Lan et al. 2025, arXiv 2503.04812, eq. 5, who set 9; EmbeddingGemma has 5 for mined negatives).
+        hardness_of: the negatives that it weights: "mined" for the row, those of other rows ("in_batch"), or "all".
         mask_duplicates: see above; False matches the paper.
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
@@ -83,13 +91,15 @@ def in_batch_softmax(
         label_smoothing=label_smoothing,
         margin=margin,
         margin_on=margin_on,
+        hardness=hardness,
+        hardness_of=hardness_of,
         mask_duplicates=mask_duplicates,
         block_size=block_size,
     )
     return loss, metrics
 
 
-@checked
+@on_any_mesh
 def samtone(
     e: Embeddings,
     *,
@@ -152,7 +162,7 @@ def samtone(
     return loss, {**metrics, "same_tower_share": jnp.mean(jnp.stack(shares))}
 
 
-@checked
+@on_any_mesh
 def nce(
     e: Embeddings, *, temperature: PositiveFloat | None = 0.01, mask_duplicates: bool = True, block_size: PositiveInt | None = None
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -210,6 +220,8 @@ def sum_of_softmaxes(
     block_size: int | None,
     margin_on: str = "score",
     label_smoothing: float = 0.0,
+    hardness: float = 0.0,
+    hardness_of: str = "all",
     with_same_tower: tuple[str, ...] = (),
     row_weights: Float[Array, " B"] | None = None,
 ) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
@@ -222,7 +234,8 @@ def sum_of_softmaxes(
     logit = scale * positive - margin_of_logit
     names = DIRECTIONS[directions]
     sides = [SIDES[name] for name in names] + [SAME_SIDE[name] for name in with_same_tower]
-    negatives_of = scores.contrasts(sets, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+    masked = {"mask_duplicates": mask_duplicates, "block_size": block_size}
+    negatives_of = _weighted_contrasts(sets, sides, scale, hardness, hardness_of, **masked)
     across = dict(zip(names, negatives_of, strict=False))
     within = dict(zip(with_same_tower, negatives_of[len(names) :], strict=True))
 
@@ -245,3 +258,32 @@ def sum_of_softmaxes(
     metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
     metrics |= {"loss_of_chance": chance, **scores.score_metrics(e, positive, across[names[0]])}
     return reduce(jnp.stack(list(losses.values()))), metrics, shares
+
+
+def _weighted_contrasts(
+    sets: dict[str, Items], sides: list[scores.Side], scale: Float[Array, ""], hardness: float, hardness_of: str, **masked: Any
+) -> list[Contrast]:
+    """`scores.contrasts`, with negatives weighted by their scores; those mined for a row may weigh otherwise than the others."""
+    if not hardness or hardness_of == "all":
+        return scores.contrasts(sets, sides, scale, hardness=hardness, **masked)
+    of_others, of_own = (hardness, 0.0) if hardness_of == "in_batch" else (0.0, hardness)
+    found = scores.contrasts(_of_other_rows(sets), sides, scale, hardness=of_others, **masked)
+    for place, (anchors, candidates) in enumerate(sides):
+        own = [
+            scores.contrast_of_own(sets[anchors], sets[name], scale, hardness=of_own, mask_duplicates=masked["mask_duplicates"])
+            for name in candidates
+            if name in sets and name not in PAIRS
+        ]
+        found[place] = scores.merge([found[place], *own])
+    return found
+
+
+def _of_other_rows(sets: dict[str, Items]) -> dict[str, Items]:
+    """The sets with mined negatives as members of the row that they were mined for, which masks them for that row's anchors."""
+
+    def owned(items: Items) -> Items:
+        num_rows = sets["query"].vectors.shape[0]
+        row = jnp.repeat(jnp.arange(num_rows, dtype=jnp.int32), items.vectors.shape[0] // num_rows)
+        return items._replace(ids=items.ids._replace(row=row))
+
+    return {name: items if name in PAIRS else owned(items) for name, items in sets.items()}

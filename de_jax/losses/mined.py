@@ -12,11 +12,12 @@ from jaxtyping import Array, Float
 
 from de_jax.losses import contrast, masks, scores
 from de_jax.losses.contrast import Contrast, Items
-from de_jax.settings import NonNegativeFloat, PositiveFloat, checked
+from de_jax.losses.scores import on_any_mesh
+from de_jax.settings import NonNegativeFloat, PositiveFloat
 from de_jax.types import Embeddings, InputError, Metrics
 
 
-@checked
+@on_any_mesh
 def ance(
     e: Embeddings, *, temperature: PositiveFloat | None = 1.0, in_batch: bool = False, mask_duplicates: bool = True
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -47,7 +48,7 @@ def ance(
         (0.474, 0.5)
     """
     scale, sets = scores.scale_of(e, temperature), _sets(e, ("neg_docs",))
-    negatives = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates)
+    negatives = scores.contrast_of_own(sets["query"], sets["neg_docs"], scale, mask_duplicates=mask_duplicates)
     if in_batch:
         others = scores.contrasts(sets, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=None)
         negatives = scores.merge([negatives, *others])
@@ -56,7 +57,7 @@ def ance(
     return loss, metrics | scores.score_metrics(e, scores.positive_scores(sets), negatives)
 
 
-@checked
+@on_any_mesh
 def dance(
     e: Embeddings, *, dual_weight: NonNegativeFloat = 0.1, temperature: PositiveFloat | None = 0.01, mask_duplicates: bool = True
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -86,11 +87,12 @@ def dance(
     sets = _sets(e, ("neg_docs", "neg_queries"))
     scale = scores.scale_of(e, temperature)
     primal, metrics = ance(e, temperature=temperature, mask_duplicates=mask_duplicates)
-    dual = _mean_softmax(e, sets, scale, _own(sets["doc"], sets["neg_queries"], scale, mask_duplicates))
+    own = scores.contrast_of_own(sets["doc"], sets["neg_queries"], scale, mask_duplicates=mask_duplicates)
+    dual = _mean_softmax(e, sets, scale, own)
     return primal + dual_weight * dual, metrics | {"loss_doc_to_query": dual}
 
 
-@checked
+@on_any_mesh
 def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
     """Softmax of each query's document among all that a negative cache holds, by the few that were drawn from it.
 
@@ -126,7 +128,7 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
     losses = jax.lax.stop_gradient(scores.softmax_loss(scale * positive, e.sample.log_sum_exp))
     surrogate = -jnp.expm1(-losses) * scale * (negative - positive)
     loss = scores.mean_of_real(losses + surrogate - jax.lax.stop_gradient(surrogate), is_real)
-    own = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates=True)
+    own = scores.contrast_of_own(sets["query"], sets["neg_docs"], scale, mask_duplicates=True)
     return loss, _loss_metrics(e, loss, e.sample.num_negatives) | scores.score_metrics(e, positive, own)
 
 
@@ -138,18 +140,6 @@ def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:
             "documents set HardNegatives.negative_cache."
         )
     return sets
-
-
-def _own(anchors: Items, candidates: Items, scale: Float[Array, ""], mask_duplicates: bool) -> Contrast:
-    """Each of B anchors against its own share of the B * N candidates."""
-    num_rows = anchors.vectors.shape[0]
-    split = lambda leaf: leaf.reshape(num_rows, -1, *leaf.shape[1:])  # noqa: E731
-
-    def of_row(anchor: Items, own: Items) -> Contrast:
-        return contrast.contrast(anchor, own, scale, mask_duplicates=mask_duplicates)
-
-    by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
-    return Contrast(*(field[:, 0] for field in by_row))
 
 
 def _loss_metrics(e: Embeddings, loss: Float[Array, ""], num_negatives: Float[Array, " B"]) -> Metrics:

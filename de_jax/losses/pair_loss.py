@@ -1,22 +1,25 @@
-"""PAIR: a softmax over documents for the query, mixed with a term that pushes a document away from other documents."""
+"""Losses that push the texts of one tower apart: PAIR, beside its softmax over documents, and the global orthogonal regulariser."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from de_jax.losses import masks, scores
+from de_jax.losses.contrast import EXACT
 from de_jax.losses.in_batch import Reduction, in_batch_softmax
-from de_jax.settings import PositiveFloat, PositiveInt, Share, checked
+from de_jax.losses.scores import on_any_mesh
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from de_jax.types import Embeddings, Metrics
 
 CANDIDATES = {"samtone_eq3": ("doc",), "pair_paper": ("doc", "neg_docs"), "pair_code": ("query", "neg_docs")}
 """What each form contrasts a document with."""
 
 
-@checked
+@on_any_mesh
 def pair(
     e: Embeddings,
     *,
@@ -87,3 +90,63 @@ def pair(
         losses = scores.softmax_loss(logit, negatives.log_sum_exp)
     doc_centric = scores.mean_of_real(losses, masks.is_real_row(e.query_id))
     return (1.0 - alpha) * query_centric + alpha * doc_centric, metrics | {"loss_doc_centric": doc_centric}
+
+
+@on_any_mesh
+def global_orthogonal(
+    e: Embeddings,
+    *,
+    mean_weight: NonNegativeFloat = 1.0,
+    second_moment_weight: NonNegativeFloat = 1.0,
+    reduce_sides: Reduction = "mean",
+) -> tuple[Float[Array, ""], Metrics]:
+    """A regulariser that brings the scores within each tower to those of random directions; `combined` adds it to a loss.
+
+    Global orthogonal regulariser (Zhang et al. 2017, arXiv 1708.06320), eq. 5: M1^2 + max(0, M2 - 1 / D), with M1 the mean and M2
+    the mean square of the scores of different texts. EmbeddingGemma (2025) has mean_weight 0 and the sum of both sides. Ours: a
+    text of several rows counts once, and mined negatives take no part. It needs memory for D^2 numbers, whatever the batch.
+
+    Args:
+        e: `query` and `doc` [B, D], L2-normalised.
+        mean_weight, second_moment_weight: >= 0, of the two terms.
+        reduce_sides: "sum" or "mean" of the queries' and the documents' value.
+
+    Returns:
+        The value, and before their weights the terms, query_mean_term, query_second_moment_term, and the same of "doc".
+
+    Raises:
+        InputError: a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.ones((3, 4)) / 2, doc=jnp.eye(3, 4), query_id=ids, doc_id=ids)
+        >>> loss, metrics = global_orthogonal(e, reduce_sides="sum")
+        >>> float(loss), float(metrics["query_second_moment_term"])
+        (1.75, 0.75)
+    """
+    metrics: Metrics = {}
+    for name, text_ids in (("query", e.query_id), ("doc", e.doc_id)):
+        mean, square = _moments(getattr(e, name), _is_first(text_ids) & masks.is_real_row(e.query_id))
+        metrics[f"{name}_mean_term"] = jnp.square(mean)
+        metrics[f"{name}_second_moment_term"] = jax.nn.relu(square - 1.0 / getattr(e, name).shape[1])
+    total = mean_weight * (metrics["query_mean_term"] + metrics["doc_mean_term"])
+    total += second_moment_weight * (metrics["query_second_moment_term"] + metrics["doc_second_moment_term"])
+    return total if reduce_sides == "sum" else total / 2.0, metrics
+
+
+def _moments(vectors: Float[Array, "B D"], is_counted: Bool[Array, " B"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The mean and the mean square of the scores of different counted rows."""
+    counted = jnp.where(is_counted[:, None], vectors, jnp.zeros_like(vectors)).astype(jnp.float32)
+    own = jnp.square(counted).sum(axis=1)  # of each row with itself
+    number = jnp.sum(is_counted, dtype=jnp.float32)
+    num_pairs = jnp.maximum(number * (number - 1.0), 1.0)
+    products = jnp.einsum("BD,BE->DE", counted, counted, **EXACT)
+    mean = (jnp.square(counted.sum(axis=0)).sum() - own.sum()) / num_pairs
+    return mean, (jnp.square(products).sum() - jnp.square(own).sum()) / num_pairs
+
+
+def _is_first(text_ids: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """True at the first row of each text."""
+    order = jnp.argsort(text_ids)
+    is_new = jnp.diff(text_ids[order], prepend=text_ids[order][:1] - 1) != 0
+    return jnp.zeros_like(is_new).at[order].set(is_new)

@@ -10,20 +10,64 @@ where `lse` runs over any number of blocks of candidates, each scored at once or
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from de_jax.losses import contrast, masks
 from de_jax.losses.contrast import EXACT, Contrast, Items, real_vectors
+from de_jax.settings import checked
 from de_jax.types import ROW_AXES, Embeddings, InputError, Metrics
 
+F = TypeVar("F")
 Side = tuple[str, tuple[str, ...]]
 """The names in `items` of a softmax's anchors and of its candidates; candidates that a batch does not have count for nothing."""
+
+
+def on_any_mesh(function: F) -> F:
+    """A decorator of losses: checks settings, and gives the loss of all rows under Auto and Explicit axes and inside `shard_map`.
+
+    With Explicit axes the loss is computed as with Auto ones. In `shard_map` each device gathers the rows of all axes that they
+    vary along, and the value and its gradients are those of one device.
+
+    Raises:
+        InputError: `shard_map` with check_vma=False, which hides how the rows are split.
+    """
+
+    @functools.wraps(cast(Any, function))
+    def of_all_rows(e: Embeddings, **settings: Any) -> tuple[Any, Metrics]:
+        bound = functools.partial(cast(Any, function), **settings)
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.manual_axes:
+            return _of_all_shards(bound, e, mesh.manual_axes)
+        own = jax.typeof(e.query).sharding.mesh
+        if AxisType.Explicit not in own.axis_types:
+            return cast(tuple[Any, Metrics], bound(e))
+        with jax.sharding.use_abstract_mesh(own):
+            return cast(tuple[Any, Metrics], jax.sharding.auto_axes(bound, out_sharding=PartitionSpec())(e))
+
+    return checked(cast(Any, of_all_rows))  # type: ignore[no-any-return]
+
+
+def _of_all_shards(bound: Any, e: Embeddings, manual_axes: tuple[str, ...]) -> tuple[Any, Metrics]:
+    if not all(jax.typeof(jax.lax.axis_index(axis)).manual_axis_type.varying for axis in manual_axes):
+        raise InputError("a loss inside shard_map needs check_vma=True, which shows the axes that the rows are split along.")
+    axes = tuple(axis for axis in manual_axes if axis in jax.typeof(e.query).manual_axis_type.varying)
+    if not axes:
+        return cast(tuple[Any, Metrics], bound(e))
+
+    def of_all(shards: Any) -> Any:
+        """A sum and not `all_gather`: its result is known to be the same on all devices, also by a loss within this one."""
+        places = jnp.zeros((jax.lax.psum(1, axes), *shards.shape), shards.dtype)
+        return jax.lax.psum(places.at[jax.lax.axis_index(axes)].set(shards), axes).reshape(-1, *shards.shape[1:])
+
+    return cast(tuple[Any, Metrics], bound(jax.tree.map(of_all, e._replace(scale=None))._replace(scale=e.scale)))
 
 
 def items(e: Embeddings) -> dict[str, Items]:
@@ -50,6 +94,7 @@ def contrasts(
     *,
     mask_duplicates: bool,
     block_size: int | None,
+    hardness: float = 0.0,
 ) -> list[Contrast]:
     """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
@@ -59,31 +104,41 @@ def contrasts(
         scale: 1 / tau.
         mask_duplicates: see `masks.is_negative`.
         block_size: how many candidates are scored at a time; None scores all of a set at once.
+        hardness: see `contrast.contrast`.
 
     Raises:
         InputError: `block_size` is less than 1.
     """
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
+    settings: dict[str, Any] = {"mask_duplicates": mask_duplicates, "hardness": hardness}
     if block_size is None:
         is_split = _are_rows_split()
         whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
-        parts = [
-            contrast.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates, are_real=is_split)
-            for anchors, name in flat
-        ]
+        parts = [contrast.contrast(sets[anchors], whole[name], scale, are_real=is_split, **settings) for anchors, name in flat]
     elif block_size >= 1:
-        parts = contrast.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+        parts = contrast.contrasts(sets, flat, scale, block_size=block_size, **settings)
     else:
         raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
     remaining = iter(parts)
     return [merge([next(remaining) for _ in group]) for group in pairs]
 
 
+def contrast_of_own(
+    anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool, hardness: float = 0.0
+) -> Contrast:
+    """Each of B anchors against its own share of the B * N candidates."""
+    num_rows = anchors.vectors.shape[0]
+    split = lambda leaf: leaf.reshape(num_rows, -1, *leaf.shape[1:])  # noqa: E731
+    of_row = functools.partial(contrast.contrast, scale=scale, mask_duplicates=mask_duplicates, hardness=hardness)
+    by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
+    return Contrast(*(field[:, 0] for field in by_row))
+
+
 def _are_rows_split() -> bool:
     """Whether the rows of the batch lie on several devices."""
-    shape = dict(jax.sharding.get_abstract_mesh().shape)
-    return math.prod(shape.get(axis, 1) for axis in ROW_AXES) > 1
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[axis] for axis in ROW_AXES if axis in mesh.auto_axes) > 1
 
 
 def _on_every_device(candidates: Items) -> Items:

@@ -30,8 +30,8 @@ from de_jax.training.run.run_folder import Run
 from de_jax.training.run.run_settings import environments, origins, read_recipe_file, trained_with
 from de_jax.types import InputError
 
-LIBRARY = {"sentence_transformers": "sentence-transformers", "peft": "peft"}
-TASK = {"sentence_transformers": "sentence-similarity"}
+LIBRARY = {"sentence_transformers": "sentence-transformers", "onnx": "sentence-transformers", "peft": "peft"}
+TASK = {"sentence_transformers": "sentence-similarity", "onnx": "sentence-similarity"}
 """Of the hub, by format; the others are "de_jax" and "feature-extraction"."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SHOWN = {
@@ -68,7 +68,7 @@ def export(
     def card(notes: Sequence[str]) -> str:
         return model_card(run, format, name=Path(out_dir).resolve().name, notes=notes, license=license, base_model=base_model)
 
-    return export_.export(run, out_dir, format, card=card)
+    return export_.export(run, out_dir, format, card=card, license=license)
 
 
 def model_card(
@@ -162,7 +162,9 @@ def _usage(run: Run, format: str, name: str) -> Iterator[str]:
 queries = model.encode_query(["how high is mont blanc"])
 documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
 scores = model.similarity(queries, documents)"""
-    if format == "sentence_transformers":
+    if format == "onnx":
+        yield _code("python", _WITH_ONNXRUNTIME.format(folder=f"{name}/document" if set(run.params) != {"shared"} else name))
+    if format in ("sentence_transformers", "onnx"):
         imported = "from sentence_transformers import SentenceTransformer"
         yield _code("python", f'{imported}\n\nmodel = SentenceTransformer("{name}"){texts}')
     if format == "serving":
@@ -195,6 +197,15 @@ model = de_jax.load("{name}")  # merged into the model that adapter_config.json 
         yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
         yield _code("bash", made)
     yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')
+
+
+_WITH_ONNXRUNTIME = """
+import numpy as np, onnxruntime, tokenizers
+
+session = onnxruntime.InferenceSession("{folder}/onnx/model.onnx")  # or model_fp16.onnx, model_quantized.onnx (int8)
+tokenizer = tokenizers.Tokenizer.from_file("{folder}/tokenizer.json")
+ids = np.array([tokenizer.encode("Mont Blanc is 4,806 metres high.").ids])
+documents = session.run(["sentence_embedding"], {{"input_ids": ids, "attention_mask": np.ones_like(ids)}})[0]"""
 
 
 def _model(run: Run, sources: Sequence[str]) -> str:
@@ -326,7 +337,7 @@ def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
     return changed
 
 
-_SET_APART = ("embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion")
+_SET_APART = ("backend", "embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion")
 _USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4, "dtype": "float32"}
 """Settings of a report and their defaults. Tools without BEIR's rule for identical ids keep them, which alone is no change."""
 

@@ -21,6 +21,7 @@ from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.index import aligned
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.retrieval.parts import Part
+from de_jax.retrieval.sessions import Session
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.training.run.run_folder import Run
@@ -86,7 +87,8 @@ def _encoded(
     firsts = first_places(text_hashes(store, max_length, rows))
     distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
     lengths = store.lengths(max_length)[rows[distinct]]
-    batches = plan(lengths, tokens_per_batch=tokens_per_batch, length_multiple=length_multiple)
+    packs = not isinstance(encode_fn, Session)
+    batches = plan(lengths, tokens_per_batch=tokens_per_batch, length_multiple=length_multiple, packs=packs)
     embeddings: np.ndarray | None = None
     for positions, slots, result in _dispatched(encode_fn, store, rows[distinct], batches, max_length):
         block = np.asarray(result, np.float32)  # [b, S, D]
@@ -237,6 +239,8 @@ def encode_fn(run: Run, tower: str) -> EncodeFn:
     """
     if run.model.query == run.model.doc and not {"query", "doc"} & set(run.params):
         tower = "doc"  # one program serves both
+    if run.backend != "jax":
+        return Session(run, tower)
     params, mesh = run.model.inference_params(run.params, tower), _mesh_of(run)
     if mesh.size == 1:
         return functools.partial(_jitted(run.model, tower), params)
@@ -270,7 +274,8 @@ def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
 def tower_hash(run: Run, tower: str) -> str:
     """The model hash of one tower: equal exactly when it gives equal embeddings."""
     params = {name: run.params[name] for name in (tower, "shared") if name in run.params}
-    return model_hash(f"{tower} {run.model.as_function()!r}", params)
+    backend = "" if run.backend == "jax" else f" {run.backend}"
+    return model_hash(f"{tower} {run.model.as_function()!r}{backend}", params)
 
 
 def name_with_hashes(name: str, run: Run) -> str:

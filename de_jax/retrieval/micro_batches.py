@@ -31,6 +31,7 @@ SHORT = {"cpu": Packing(32, 64, 16, sizes=8)}
 """By backend. A CPU computes scores of all pairs of tokens in a row, and compiles in seconds."""
 SHORT_ACCELERATOR = Packing(256, 256, 64, sizes=1)
 """Nearly all texts take one shape, whose program compiles for tens of seconds."""
+NO_PACKING = Packing(0, 0, 1, sizes=8)
 LENGTHS_PER_DOUBLING = {"cpu": 8}
 """How many widths of longer texts there are by default between one power of two and the next, by backend."""
 LENGTHS_PER_DOUBLING_ACCELERATOR = 4
@@ -72,15 +73,18 @@ class MicroBatch(NamedTuple):
         return layout.fill(padded, sizes, self.row, self.place, **shape)
 
 
-def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int | None = None) -> Iterator[MicroBatch]:
+def plan(
+    lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int | None = None, packs: bool = True
+) -> Iterator[MicroBatch]:
     """Micro-batches over all texts, in one shape for each width; only the last of a width has filler rows.
 
     Args:
         lengths: tokens of each text.
         tokens_per_batch: bound of rows times width, except for a single longer row.
         length_multiple: see `padded_length`.
+        packs: whether short texts share rows; else each text has its own.
     """
-    packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR)
+    packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR) if packs else NO_PACKING
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
     long = order[: int(np.count_nonzero(lengths > packing.text))]
     start = previous = 0

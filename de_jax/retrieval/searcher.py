@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import InputError
+from de_jax.types import Backend, InputError
 
 SNIPPET_CHARACTERS = 300
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -36,9 +36,16 @@ class Searcher:
 
     def search(self, query: str, k: int) -> list[dict[str, Any]]:
         """The k best documents as {"rank", "score", "id", "text"}, the text cut to a snippet."""
+        return self.hits(self.embedding(query), k)[0]
+
+    def hits(self, embeddings: Float[np.ndarray, "q D"], k: int) -> list[list[dict[str, Any]]]:
+        """As `search`, of several queries by their embeddings."""
         return [
-            {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
-            for rank, (doc_id, score) in enumerate(self.ranked(self.embedding(query), k).items(), start=1)
+            [
+                {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
+                for rank, (doc_id, score) in enumerate(self.ranked(row[None], k).items(), start=1)
+            ]
+            for row in embeddings
         ]
 
     def embedding(self, query: str) -> Float[np.ndarray, "1 D"]:
@@ -99,11 +106,19 @@ def embedded_corpus(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))  # of `encode corpus --dtype`
-    hashes = (encode.tower_hash(run._replace(model=model), "doc") for model in models)
+    models = [run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16")]  # of `encode corpus --dtype`, and --backend
+    runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)
+    hashes = (encode.tower_hash(of_kind, "doc") for of_kind in runs)
     if embeddings_dir and manifest["model"] not in hashes:
         raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run de-jax encode corpus with it again.")
     return folder, row_ids, embeddings
+
+
+def texts_of(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
+    """The corpus of a data set, and its documents by id."""
+    corpus = beir.find_file(dataset_dir, "corpus")
+    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=skip_empty)
+    return corpus, dict(zip(*docs, strict=True))
 
 
 def padded_tokens(

@@ -192,6 +192,19 @@ def test_prompts_are_part_of_the_tokens_and_of_the_name_of_the_folder(vocabulary
     assert len(list(tmp_path.glob("table-*"))) == 2
 
 
+def test_a_prompt_of_a_row_takes_the_place_of_the_models(vocabulary, tmp_path):
+    rows = [("why", "a", "ask "), ("why", "b", ""), ("how", "c", None)]
+    table = [{"query": query, "doc": doc, "prompt": prompt} for query, doc, prompt in rows]
+    pairs = opened(table, vocabulary, tmp_path, batch_size=1, query_prompt="of all ").texts
+    bare = load_tokenizer(vocabulary)
+    found = pairs.query_store.tokens_of(pairs.pairs[:, 0])
+    for tokens, text in zip(found, ["ask why", "of all why", "of all how"], strict=True):
+        np.testing.assert_array_equal(tokens, bare.encode([text])[0])
+    assert [pairs.query_store.ids[row] for row in pairs.pairs[:, 0]] == [text_id(text) for text in ("ask why", "why", "how")]
+    left_out = opened(table, vocabulary, tmp_path, batch_size=1, columns={"query_prompt": ""}).texts
+    assert len(left_out.query_store.ids) == 2
+
+
 def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, tmp_path):
     rows = [{"anchor": f"apple {i}", "positive": f"river {i}", "label": int(i % 3 > 0)} for i in range(9)]
     data = opened(rows, vocabulary, tmp_path, batch_size=2)

@@ -18,6 +18,8 @@ from de_jax.types import PADDING_ID, Embeddings
 CASES = {
     "softmax_q2d": functools.partial(in_batch_softmax, directions="query_to_doc", reduce_directions="mean"),
     "softmax_smooth": functools.partial(in_batch_softmax, label_smoothing=0.1, margin=0.3),
+    "hardness": functools.partial(in_batch_softmax, hardness=5.0),
+    "hardness_mined": functools.partial(in_batch_softmax, hardness=5.0, hardness_of="mined"),
     "samtone_both": functools.partial(samtone, same_tower="both", margin=0.2),
     "nce": functools.partial(nce),
     "pair_eq3": functools.partial(pair, form="samtone_eq3"),

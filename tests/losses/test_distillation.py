@@ -16,9 +16,10 @@ from sentence_transformers import util
 from de_jax.losses import combination as combined_
 from de_jax.losses import scores as scores_
 from de_jax.losses.combination import combined, guided, matryoshka, parts
-from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
+from de_jax.losses.distillation import angle, cosent, kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, samtone
 from de_jax.losses.mined import ance, sampled_softmax
+from de_jax.losses.pair_loss import global_orthogonal
 from de_jax.types import InputError, Sample
 
 LOSSES = {"margin_mse": margin_mse, "kl_distillation": kl_distillation}
@@ -82,6 +83,50 @@ def test_in_batch_losses_are_multiple_negatives_ranking(ours, theirs, whole):
     loss = st_losses.MultipleNegativesRankingLoss(model(), scale=20.0, similarity_fct=util.dot_score, **theirs)
     value = loss.compute_loss_from_embeddings(tensors, None)
     assert_equal(functools.partial(ours, temperature=0.05, mask_duplicates=False), whole, value, tensors)
+
+
+@pytest.mark.parametrize(("of", "mode"), [("all", "all"), ("in_batch", "in_batch"), ("mined", "hard")])
+def test_hardness_is_that_of_multiple_negatives_ranking(of, mode, whole):
+    theirs = st_losses.MultipleNegativesRankingLoss(
+        model(), scale=20.0, similarity_fct=util.dot_score, hardness_mode=f"{mode}_negatives", hardness_strength=9.0
+    )
+    options = {"directions": "query_to_doc", "hardness": 9.0, "hardness_of": of, "mask_duplicates": False, "temperature": 0.05}
+    for block_size in (None, 5):
+        tensors = columns(whole)
+        value = theirs.compute_loss_from_embeddings(tensors, None)
+        assert_equal(functools.partial(in_batch_softmax, block_size=block_size, **options), whole, value, tensors)
+
+
+def test_graded_losses_are_those_of_sentence_transformers(whole):
+    """Theirs takes pairs; the negatives of a row are more of them."""
+    grades = jnp.round(whole.scores)  # equal grades are not compared
+    for ours, theirs in ((cosent, st_losses.CoSENTLoss), (angle, st_losses.AnglELoss)):
+        tensors = columns(whole)
+        pairs = [torch.cat([tensors[0]] * 4), torch.cat(tensors[1:])]
+        value = theirs(model(), scale=20.0).compute_loss_from_embeddings(pairs, torch.tensor(np.asarray(grades).T.ravel()))
+        assert_tangent_equal(ours, whole._replace(scores=grades), value, tensors)
+
+
+def test_global_orthogonal_is_that_of_sentence_transformers(whole):
+    tensors = columns(whole)[:2]
+    loss = st_losses.GlobalOrthogonalRegularizationLoss(model(), second_moment_weight=0.5, aggregation="sum")
+    theirs = sum(loss.compute_loss_from_embeddings(tensors).values())
+    ours = functools.partial(global_orthogonal, second_moment_weight=0.5, reduce_sides="sum")
+    assert_tangent_equal(ours, whole, theirs, tensors)
+
+
+def assert_tangent_equal(loss, e, theirs, tensors):
+    """Value, and gradients along the sphere: theirs scale every vector to length 1, which these have."""
+    theirs.backward()
+    names = ("query", "doc", "neg_docs")[: 2 + (len(tensors) > 2)]
+    vectors = {name: getattr(e, name) for name in names}
+    value, gradient = jax.jit(jax.value_and_grad(lambda v: loss(e._replace(**v))[0]))(vectors)
+    np.testing.assert_allclose(value, theirs.item(), rtol=1e-5)
+    query, doc, *negatives = (tensor.grad.numpy() for tensor in tensors)
+    for name, expected in zip(names, (query, doc, np.stack(negatives, axis=1) if negatives else None), strict=False):
+        own = np.asarray(gradient[name])
+        own -= (own * vectors[name]).sum(axis=-1, keepdims=True) * vectors[name]
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
 def test_multiple_negatives_ranking_as_documented_takes_cosines(whole):

@@ -46,6 +46,14 @@ def without_masks(loss):
     return lambda e, mask_duplicates=True, **options: loss(e, **options)
 
 
+def without_temperature(loss):
+    return lambda e, mask_duplicates=True, temperature=None, **options: loss(e, **options)
+
+
+def naive_hardness(of):
+    return lambda e, hardness, hardness_of="all", **options: naive.hardness_weighted(e, hardness=hardness, of=of, **options)
+
+
 RELATIVE = {"margin": 0.2, "relative": True}
 CASES = [
     Case("softmax", in_batch.in_batch_softmax, naive.in_batch_softmax, {}),
@@ -53,6 +61,9 @@ CASES = [
     Case("softmax_d2q", in_batch.in_batch_softmax, naive.in_batch_softmax, {"directions": "doc_to_query"}),
     Case("softmax_mean", in_batch.in_batch_softmax, naive.in_batch_softmax, {"reduce_directions": "mean"}),
     Case("softmax_smooth", in_batch.in_batch_softmax, naive.in_batch_softmax, {"label_smoothing": 0.1, "margin": 0.3}),
+    Case("hardness", in_batch.in_batch_softmax, naive_hardness("all"), {"hardness": 9.0}),
+    Case("hardness_mined", in_batch.in_batch_softmax, naive_hardness("mined"), {"hardness": 5.0, "hardness_of": "mined"}),
+    Case("hardness_in_batch", in_batch.in_batch_softmax, naive_hardness("in_batch"), {"hardness": 5.0, "hardness_of": "in_batch"}),
     Case("samtone_query", in_batch.samtone, naive.samtone, {"same_tower": "query"}),
     Case("samtone_doc", in_batch.samtone, naive.samtone, {"same_tower": "doc", "reduce_directions": "mean"}),
     Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2, "margin_on": "logit"}),
@@ -69,6 +80,9 @@ CASES = [
     Case("kl", without_masks(distillation.kl_distillation), without_masks(naive.kl_distillation), {"teacher_temperature": 0.7}),
     Case("weighted", distillation.relevance_weighted, naive.relevance_weighted, {}),
     Case("weighted_sigmoid", distillation.relevance_weighted, naive.relevance_weighted, {"weight": "sigmoid"}),
+    Case("cosent", without_masks(distillation.cosent), without_masks(naive.cosent), {}),
+    Case("angle", without_masks(distillation.angle), without_masks(naive.angle), {}),
+    Case("orthogonal", without_temperature(pair_loss.global_orthogonal), without_temperature(naive.global_orthogonal), {}),
     Case("guided", guided(in_batch.samtone), naive_guided(naive.samtone), {"directions": "query_to_doc"}),
     Case("guided_pair", guided(pair_loss.pair), naive_guided(naive.pair), {"form": "pair_paper"}),
     Case("guided_ance", guided(mined.ance, **RELATIVE), naive_guided(naive.ance, **RELATIVE), {}),
@@ -77,8 +91,8 @@ CASES = [
 BY_NAME = {case.name: case for case in CASES}
 every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
-DISTINCT += ("margin_mse", "kl")
-OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse")
+DISTINCT += ("margin_mse", "kl", "cosent", "angle")
+OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse", "angle")
 """One of each family; the others have what every loss must have in the soak."""
 
 
@@ -89,6 +103,7 @@ def by_name(names):
 
 
 every_loss = by_name(DISTINCT)
+GRADED = ("cosent", "angle")
 NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_ance", "margin_mse", "kl")
 WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
@@ -185,7 +200,7 @@ def test_row_order_does_not_matter(case, make_embeddings):
         np.testing.assert_allclose(permuted_gradient[name], gradient[name][order], rtol=1e-5, atol=1e-5)
 
 
-@by_name((*DISTINCT, "guided"))
+@by_name((*DISTINCT, "guided", "hardness", "orthogonal"))
 def test_eight_devices_equal_one(case, make_embeddings):
     e = make_embeddings(3, num_ids=12)
     mesh = sharding.make_mesh(8)
@@ -272,7 +287,8 @@ def test_learned_temperature_gives_the_same_loss_and_a_gradient(case, make_embed
 @every_loss
 def test_metrics_are_float32_scalars_and_the_loss_is_none_of_their_keys(case, make_embeddings):
     value, _, metrics = value_and_gradient(case, make_embeddings(8))
-    assert {"accuracy", "positive_score", "negative_score"} <= set(metrics)
+    assert {"positive_score", "negative_score"} <= set(metrics)
+    assert ("accuracy" in metrics) != (case.name in GRADED)
     assert "loss" not in metrics
     for metric in (value, *metrics.values()):
         assert metric.shape == ()

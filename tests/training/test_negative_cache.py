@@ -140,6 +140,32 @@ def test_log_sum_exp_and_weights_equal_loops():
         np.testing.assert_allclose(drawn.sample.weights[row], [first, 1 - first], rtol=1e-5)
 
 
+@pytest.mark.parametrize("mesh_sizes", [(1,), (8,)], ids=str)
+def test_the_highest_scores_alone_are_drawn_from_and_make_the_softmax(mesh_sizes):
+    """Lindgren's reading of DAFT's 64: the normaliser is over the best of the cache, and one of them is encoded again."""
+    sample = jax.jit(negative_cache.sample, static_argnums=(3, 5))
+    with jax.set_mesh(sharding.make_mesh(*mesh_sizes)):
+        drawn = jax.device_get(sample(CACHE, PAIRS, SCALE, 2, jax.random.key(1), 3))
+    for row in range(3):
+        slots = allowed(CACHE, PAIRS, row)
+        best = sorted(slots, key=lambda slot: -logits_of(CACHE, PAIRS, row, [slot])[0])[:3]
+        assert {*drawn.slots[row].tolist()} <= {*best}
+        expected = np.log(np.sum(np.exp(logits_of(CACHE, PAIRS, row, best))))
+        np.testing.assert_allclose(drawn.sample.log_sum_exp[row], expected, rtol=1e-5)
+        assert drawn.sample.num_negatives[row] == 3
+
+
+def test_collapsed_towers_cost_what_daft_reports():
+    """Every embedding is one vector: log 65 of 64 candidates, however many documents the cache holds."""
+    cache = filled(range(200))
+    cache, e = (one._replace(**{name: jnp.ones_like(getattr(one, name)) / DIM**0.5 for name in names}) for one, names in (
+        (cache, ("embedding",)), (pairs([900, 901], [910, 911]), ("query", "doc"))
+    ))  # fmt: skip
+    drawn = negative_cache.sample(cache, e, SCALE, 1, jax.random.key(0), 64)
+    e = e._replace(neg_docs=cache.embedding[drawn.slots], neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
+    assert float(sampled_softmax(e, temperature=0.2)[0]) == pytest.approx(math.log(65), rel=1e-5)
+
+
 def test_own_documents_empty_slots_and_padding_rows_draw_nothing():
     drawn = sampled(8)
     for row in range(4):

@@ -119,7 +119,7 @@ def tell_scored_pairs(name: str, num_rows: int) -> None:
     """Says that a table's scores, such as labelled similarities, do not decide which of its documents are relevant."""
     outputs.tell(
         f"{name}: {num_rows} rows have a score and no negative; their documents count as relevant, however low the score is. Leave "
-        "rows of unrelated texts out; of the losses, relevance_weighted alone heeds the scores of pairs."
+        "rows of unrelated texts out, or train with relevance_weighted, cosent or angle, which heed the scores of pairs."
     )
 
 

@@ -4,6 +4,7 @@ Columns are found by the common names of other libraries, or are named:
 
     query        query, question, anchor, sentence1
     doc          doc, document, positive, answer, context, passage, sentence2, ...: a text, {"title", "text"}, or a list of these
+    query_prompt query_prompt, prompt: before this query, in training; an empty cell leaves the model's
     title        title: of the document, put before its text as BEIR's readers do
     neg_docs     negative, neg, negatives, ...: as doc; also negative_1, negative_2, ...
     score        score, scores: one for each text, the documents first; or the document's margin over each negative
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
+from de_jax.data.text.tokenizing import Prompted
 from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
 from de_jax.types import InputError
@@ -43,6 +45,7 @@ NAMES = {
     "doc_scores": ("doc_scores", "pos_scores"),
     "neg_scores": ("neg_scores",),
     "label": ("label", "labels"),
+    "query_prompt": ("query_prompt", "prompt"),
 }
 """The names of a column by its role, in any case."""
 
@@ -148,7 +151,12 @@ class Reading:
             for column in (one for role in _TEXTS[1:] for one in columns.get(role, ())):  # a query is one text
                 values[column] = list_cells.texts(values[column], column)
         cells = (values[column] for role in _TEXTS for column in columns.get(role, ()))
-        return example_of(values, columns)._replace(num_words=sum(map(_words, cells)))
+        one, prompt = example_of(values, columns), _cell(values, columns, "query_prompt")
+        if not self._as_texts and not _is_missing(prompt):
+            if not isinstance(prompt, str):
+                raise ValueError(f"column {columns['query_prompt'][0]!r} holds {_kind(prompt)}, not a text")
+            one = one._replace(query=Prompted(prompt + one.query))
+        return one._replace(num_words=sum(map(_words, cells)))
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         try:

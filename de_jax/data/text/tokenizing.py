@@ -204,6 +204,10 @@ class JsonTokenizer:
             temporary.write_bytes(self._json)
 
 
+class Prompted(str):
+    """A text that begins with a prompt of its own."""
+
+
 class PromptedTokenizer:
     """A tokenizer that puts a prompt before every text, for example "query: " as in E5."""
 
@@ -214,7 +218,7 @@ class PromptedTokenizer:
         self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {prompt}".encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return self.tokenizer.encode([self.prompt + text for text in texts])
+        return self.tokenizer.encode([text if isinstance(text, Prompted) else self.prompt + text for text in texts])
 
     def spans(self, text: str) -> list[Span]:
         length = len(self.prompt)

@@ -39,7 +39,7 @@ from de_jax.training.optim import paths
 from de_jax.training.run.checkpoint import BASE_DIR, Checkpoints, read_base
 from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
-from de_jax.types import Array, InputError, Params, TrainState
+from de_jax.types import Array, Backend, InputError, Params, TrainState
 
 T = TypeVar("T")
 _REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
@@ -87,6 +87,8 @@ class Run(NamedTuple):
     source: str | None = None  # the folder or the name on the hub of another library's model
     notes: tuple[str, ...] = ()  # what was assumed about it, in sentences for the user
     unused: Mapping[str, Array] = {}  # arrays of its source that no embedding depends on, for exports
+    prompts: Mapping[str, str] = {}  # by name, of tasks too, as its source has them
+    backend: Backend = "jax"  # what encodes
 
     def side(self, tower: str) -> Side:
         """How a tower ("query" or "doc") reads its texts."""

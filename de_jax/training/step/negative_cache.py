@@ -50,11 +50,13 @@ class NegativeCache:
     `num_negatives`: N, drawn for each query without replacement.
     `refresh_fraction`: the share of the slots that are encoded again after every step, rounded up to whole batches; at most as
         many whole batches as the slots hold.
+    `num_candidates`: the highest-scoring documents, among which a query draws and which make its softmax; None for the whole cache.
     `lru`: a drawn document counts as new, so that the least recently used documents leave first.
     """
 
     capacity: PositiveInt = 512_000
     num_negatives: PositiveInt = 64
+    num_candidates: PositiveInt | None = None
     refresh_fraction: Share = 0.0
     lru: bool = False
 
@@ -63,6 +65,11 @@ class NegativeCache:
         if self.num_negatives > self.capacity:
             raise InputError(
                 f"NegativeCache.num_negatives is {self.num_negatives} of a capacity of {self.capacity}; give 1 to {self.capacity}."
+            )
+        if self.num_candidates and not self.num_negatives <= self.num_candidates <= self.capacity:
+            raise InputError(
+                f"NegativeCache.num_candidates is {self.num_candidates}; give {self.num_negatives}, the number of negatives, to "
+                f"{self.capacity}, the capacity."
             )
 
     def check(self, batch_size: int, num_row_shares: int) -> None:
@@ -107,11 +114,15 @@ class NegativeCache:
         if jnp.ndim(batch.doc.slots if isinstance(batch.doc, Packed) else batch.doc[..., 0]) > 1:
             raise InputError("HardNegatives.negative_cache is for documents of one passage; set max_passages to 1.")
         e = jax.lax.stop_gradient(e)
-        return sample(cache, e, scores.scale_of(e, temperature), self.num_negatives, key)
+        return sample(cache, e, scores.scale_of(e, temperature), self.num_negatives, key, self.num_candidates)
 
     def update(self, cache: CachedDocs, batch: Batch, e: Embeddings, drawn: Drawn, step: Array) -> CachedDocs:
         """The cache with the embeddings that a step made: `e.neg_docs`, those of `drawn`, and of the batch's documents."""
         return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
+
+    def num_refreshed(self, batch_size: int) -> int:
+        """Slots that are encoded again after a step, in whole batches."""
+        return min(math.ceil(self.refresh_fraction * self.capacity / batch_size), self.capacity // batch_size) * batch_size
 
     def refresh(self, cache: CachedDocs, encode: Callable[[Array], Array], batch_size: int, step: Array) -> CachedDocs:
         """The cache with its oldest embeddings computed again.
@@ -122,8 +133,7 @@ class NegativeCache:
             batch_size: a multiple of it is encoded, so that the devices can share the documents.
             step: the update whose parameters `encode` has.
         """
-        wanted = math.ceil(self.refresh_fraction * self.capacity / batch_size)
-        num_docs = min(wanted, self.capacity // batch_size) * batch_size
+        num_docs = self.num_refreshed(batch_size)
         if not num_docs:
             return cache
         is_there = cache.doc_id != PADDING_ID
@@ -132,7 +142,9 @@ class NegativeCache:
         return _write(cache, jnp.where(is_there[slots], slots, self.capacity), embedding=embedding, encoded=step)
 
 
-def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negatives: int, key: Array) -> Drawn:
+def sample(
+    cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negatives: int, key: Array, num_candidates: int | None = None
+) -> Drawn:
     """Draws without replacement from the softmax of each query's scaled scores with the cached documents.
 
     Gumbel-max: the highest of logits with Gumbel noise is a draw from their softmax, the next a draw from the rest, and so on.
@@ -147,6 +159,7 @@ def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negati
         scale: 1 / tau.
         num_negatives: N <= K.
         key: decides the noise, together with the row of the query and the slot.
+        num_candidates: the highest scores that count; None for all.
     """
     capacity = len(cache.doc_id)
     no_row = jnp.full_like(cache.doc_id, masks.NO_ROW)
@@ -156,6 +169,9 @@ def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negati
         query, ids = anchor
         allowed = masks.is_negative(jax.tree.map(lambda x: x[None], ids), candidates, mask_duplicates=True)[0]  # [K]
         logits = jnp.where(allowed, scale * jnp.einsum("D,KD->K", query, cache.embedding, **EXACT), -jnp.inf)
+        if num_candidates:
+            allowed &= jnp.zeros(capacity, bool).at[_highest(logits, num_candidates)].set(True)
+            logits = jnp.where(allowed, logits, -jnp.inf)
         # "high": the 24 bits of a float32 draw would give many of 512k slots the same noise at the upper end, where it counts.
         noise = jax.random.gumbel(jax.random.fold_in(key, ids.row), (capacity,), mode="high")
         slots = _highest(logits + noise, num_negatives)
