@@ -114,7 +114,7 @@ def require_local(path: str | Path) -> Path:
 def temporary(path: Path) -> Path:
     """A name beside `path` that no other process uses, for an output on its way there.
 
-    Those that killed processes of this machine left for the same output are removed.
+    Files of killed processes of this machine, left for the same output, are removed.
     """
     machine = _machine()
     for left in path.parent.glob(f".{glob.escape(path.name)}.{machine}-*.tmp"):
