@@ -199,7 +199,8 @@ def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill)
     refused = [one for one in found if one != 200]
     assert all(isinstance(one, OSError) for one in refused)
     if kill == signal.SIGTERM:
-        assert all(isinstance(one, ConnectionRefusedError) for one in refused)
+        # Refused, or closed before the server had read a request from it.
+        assert all(isinstance(one, ConnectionError) for one in refused), refused
     again, url = started(*trained)
     assert post(f"{url}/search", {"query": "apple"})[0] == 200
     again.terminate()
