@@ -9,6 +9,7 @@ from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, load_gen
 from de_jax.interop import huggingface, huggingface_generator, t5x
 from de_jax.interop.any_model import folder_of
 from de_jax.interop.huggingface_generator import PretrainedGenerator
+from de_jax.interop.pretrained import check_own_tokens
 from de_jax.types import InputError
 
 QUERY_LENGTH = 64
@@ -39,6 +40,8 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
             f"{folder} holds no generator: neither {GENERATOR_RUN.file} (de-jax doc2query train) nor {huggingface.CONFIG_FILE} "
             "(Hugging Face's T5) nor a checkpoint of T5X."
         )
+    if tokenizer and found.tokenizer:
+        check_own_tokens(found.tokenizer, tokenizer, "the tokenizer of --tokenizer")
     tokenizer = tokenizer or found.tokenizer
     if tokenizer is None:
         raise InputError(f"{folder} holds no vocabulary; give --tokenizer, T5's spiece.model.")

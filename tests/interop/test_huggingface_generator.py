@@ -167,5 +167,10 @@ def test_a_folder_is_a_generator_with_its_own_vocabulary(pair, tmp_path):
     with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
         generators.read(bare)
     assert generators.read(bare, tokenizer=found.tokenizer).max_query_length == 64
+    (tmp_path / "other").mkdir()
+    write_tokenizer(tmp_path / "other", "bert")
+    with pytest.raises(InputError, match=r"the tokenizer of --tokenizer makes other tokens of .* than the model that the weights"):
+        generators.read(pair[0], tokenizer=load_tokenizer(tmp_path / "other" / "tokenizer.json"))
+    assert generators.read(pair[0], tokenizer=found.tokenizer).tokenizer == found.tokenizer
     with pytest.raises(InputError, match=r"holds no generator: neither generator\.json"):
         generators.read(tmp_path)

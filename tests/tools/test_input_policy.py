@@ -178,6 +178,7 @@ OTHERS = {
     "quickstart": "builds its data",
     **dict.fromkeys(("fine_tune", "tune"), "train as a recipe does; see tests/test_fine_tune.py"),
     "demo": "needs Gradio; see tests/tools/test_demo.py",
+    "analyse data": "counts empty texts; see tests/data/test_data_report.py",
     "import pydocs": "writes no empty text",
     "import openqa": "keeps passages as they are; see tests/tools/test_import_openqa.py",
     "import task": "see tests/data/test_seqio_batches.py",
