@@ -1,6 +1,7 @@
 """`de-jax serve`, as OpenAI's own client, a shell and a hostile client find it."""
 
 import concurrent.futures
+import http.client
 import json
 import os
 import signal
@@ -185,7 +186,7 @@ def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill)
             return post(f"{url}/v1/embeddings", {"model": "document", "input": TEXTS * 20})[0]
         except urllib.error.URLError as error:
             return error.reason  # it was not taken any more
-        except (ConnectionError, TimeoutError, OSError) as error:
+        except (OSError, http.client.HTTPException) as error:
             return error
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -197,7 +198,7 @@ def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill)
         found = [one.result() for one in answers]
     assert found.count(200) >= 20
     refused = [one for one in found if one != 200]
-    assert all(isinstance(one, OSError) for one in refused)
+    assert all(isinstance(one, OSError | http.client.HTTPException) for one in refused)  # an answer may be cut by SIGKILL
     if kill == signal.SIGTERM:
         # Refused, or closed before the server had read a request from it.
         assert all(isinstance(one, ConnectionError) for one in refused), refused
