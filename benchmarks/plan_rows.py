@@ -1,11 +1,11 @@
-"""Does every row of the papers fit its devices? Prints the table of docs/plans.md.
+"""Does every row of the papers fit its devices? Prints the table of docs/results/plans.md.
 
 python -m benchmarks.plan_rows --results=docs/row_plans.jsonl
 
 Compiles the training step of each recipe of recipes/paper/ that `--results` lacks, one at a time (about a minute each), and adds
 it there at once: the same command continues. Rows whose steps differ only in numbers, such as the rate, share a plan, which
 `planned_as` names. `--only=ance` plans the rows whose names begin so. The weights' sizes are those of
-`experiments.stand_in_weights`. Needs `pip install 'de_jax[dev,plan]'`, no TPU; nothing is run.
+`experiments.stand_in_weights`. Needs `pip install 'de-jax-retrieval[dev,plan]'`, no TPU; nothing is run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which batch, mesh and rematerialisation fit which TPUs? Prints the tables of docs/plans.md.
+"""Which batch, mesh and rematerialisation fit which TPUs? Prints the tables of docs/results/plans.md.
 
 python -m benchmarks.plan_tables --results=docs/plans.jsonl
 
 Compiles whatever `--results` lacks, one program at a time (minutes each), and adds it there as soon as it is known: the same
-command continues. With everything there it only prints. Needs `pip install 'de_jax[plan]'`, no TPU; nothing is run.
+command continues. With everything there it only prints. Needs `pip install 'de-jax-retrieval[plan]'`, no TPU; nothing is run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model by every backend and library in one run, and its server at 1, 8 and 64 clients; prints one JSON line.
 
 python -m benchmarks.serving --model all-MiniLM-L6-v2/ --dataset_dir data/beir/scifact --num_passages 256
-pip install 'de_jax[onnx,openvino,serve]' sentence-transformers fastembed
+pip install 'de-jax-retrieval[onnx,openvino,serve]' sentence-transformers fastembed
 
 Of each: megabytes of weights, the largest difference from JAX in float32, milliseconds for one query (median of 30), and passages
 per second from the text on (median of the repeats, which alternate). Libraries that are not installed are left out.

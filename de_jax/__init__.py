@@ -14,7 +14,7 @@ register_encoder   makes an encoder of your own known
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Recipe", "documents", "evaluate", "fine_tune", "load", "losses", "merge", "register_encoder", "train", "tune"]
 
 _MODULES = {

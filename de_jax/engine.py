@@ -14,7 +14,7 @@ from typing import Any
 
 from de_jax import command
 from de_jax.files import addresses
-from de_jax.types import InputError
+from de_jax.types import needs
 
 RETRIES = 3
 """Of a task whose process or machine was lost."""
@@ -39,10 +39,8 @@ def run(verb: str, argv: Sequence[str], num_shards: int | None = None) -> list[d
     Raises:
         InputError: Ray is not installed, or an error of the command.
     """
-    try:
+    with needs("ray", "--engine=ray"):
         import ray
-    except ImportError:
-        raise InputError("--engine=ray needs the package ray; run pip install 'de_jax[ray]'.") from None
     flags = _without_own(argv)
     place = os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith("DE_JAX_")}
     with contextlib.redirect_stdout(sys.stderr):  # Ray repeats the output of its tasks

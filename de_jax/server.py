@@ -23,7 +23,7 @@ import numpy as np
 from de_jax.data.stores.corpus import tokenized
 from de_jax.model import Model
 from de_jax.retrieval.searcher import Searcher
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 TOWERS = {"query": "query", "document": "doc"}
 """The names of models that a client gives, and those of towers."""
@@ -133,11 +133,9 @@ class Server:
 
     def app(self) -> Any:
         """Raises InputError: starlette is not installed."""
-        try:
+        with needs("serve", "the server"):
             from starlette.applications import Starlette
             from starlette.routing import Route
-        except ImportError:
-            raise InputError("the server needs starlette and uvicorn; pip install 'de_jax[serve]'.") from None
         posts = {"/v1/embeddings": self._embeddings} | ({"/search": self._search} if self._searcher else {})
         routes = [Route(path, functools.partial(self._answer, path, answer), methods=["POST"]) for path, answer in posts.items()]
         gets = {"/v1/models": self._models, "/health": self._health, "/metrics": self._metrics}

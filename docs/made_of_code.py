@@ -9,6 +9,7 @@ import ast
 import functools
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from de_jax import cli, command, gin_settings
 from de_jax.gin_settings import RECIPES_DIR, Macro, Reference, Setting, Settings, values_in
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS_DIR = ROOT / "docs"
+RECORDS = ("reference", "results", "results.md")
+MOST_WORDS = 32_000
 MARK = re.compile(r"^<!-- made of code: (\w+) -->$", re.MULTILINE)
 GAP = "…"
 """Stands in a message for what differs from call to call."""
@@ -32,6 +36,8 @@ ROOMS = {
     "data/expansion": "Document expansion",
     "data/negatives": "Hard negatives",
     "demo": "Search",
+    "server.py": "Models in Python",
+    "documents.py": "Training data",
     "engine.py": "Devices and training runs",
     "doc2query": "Query generators",
     "evaluation": "Evaluation",
@@ -60,6 +66,7 @@ ROOMS = {
     "training": "Devices and training runs",
     "trials.py": "Models in Python",
     "tuning.py": "Models in Python",
+    "types.py": "Installation",
 }
 """The topic of the messages of a file or folder."""
 
@@ -79,6 +86,38 @@ class Message(NamedTuple):
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces each mark by its table or list; MkDocs calls this for every page."""
     return MARK.sub(lambda match: "\n".join(MAKERS[match[1]]()), markdown)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Writes llms.txt, a list of the pages for programs that read the site, and prints how many words the guides have."""
+    site, base = Path(config["site_dir"]), (config["site_url"] or "").rstrip("/")
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
+    for section, pages in _sections(config["nav"]):
+        lines += ["", f"## {section}", ""]
+        for title, page in pages:
+            address = page.removesuffix(".md") + ".html"
+            lines.append(f"- [{title}]({f'{base}/{address}' if base else address})")
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"words of the guides: {words_of_guides():,}, at most {MOST_WORDS:,}", file=sys.stderr)
+
+
+def _sections(nav: list[dict[str, Any]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    for ((title, inside),) in (entry.items() for entry in nav):
+        yield title, list(_pages(title, inside))
+
+
+def _pages(title: str, inside: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(inside, str):
+        yield title, inside
+        return
+    for ((name, deeper),) in (entry.items() for entry in inside):
+        yield from _pages(name, deeper)
+
+
+def words_of_guides() -> int:
+    """Words of all pages, code included, without the reference, recorded results, and what the build makes of the code."""
+    pages = [page for page in DOCS_DIR.rglob("*.md") if page.relative_to(DOCS_DIR).parts[0] not in RECORDS]
+    return sum(len(MARK.sub("", page.read_text(encoding="utf-8")).split()) for page in pages)
 
 
 def recipes() -> Iterator[str]:

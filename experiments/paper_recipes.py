@@ -1,4 +1,4 @@
-"""The recipes of the papers' tables, with the papers' scores: prints the tables of docs/paper_recipes.md.
+"""The recipes of the papers' tables, with the papers' scores: prints the tables of docs/reference/paper_rows.md.
 
 python -m experiments.paper_recipes
 """

@@ -19,12 +19,18 @@ DOCS_DIR = ROOT / "docs"
 
 INTRO = """# Results
 
-Which claims of the five papers hold in our runs? All our runs are small: two CPU cores, minutes to hours, small models and sets.
-The papers start from pretrained language models and train for long on large sets such as MS MARCO, so a claim that does not hold
-here may still hold there. No table of a paper was reproduced at its own size yet;
-[their recipes and commands](paper_recipes.md) are ready."""
+Which claims of the five papers hold in our runs, one line a claim. All our runs are small: two CPU cores, minutes to hours, small
+models and sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO, so a claim that
+does not hold here may still hold there. No table of a paper was reproduced at its own size yet; [their recipes and
+commands](paper_recipes.md) are ready. Designs, numbers and p-values are on the page [claims and evidence](results/claims.md)."""
 
-TERMS = """"Partly" means that it holds in some designs, and not in others. Where no measure is named, the numbers below are
+HERE = {"yes": "holds here", "partly": "holds in some designs", "no": "does not hold here"}
+"""A claim's verdict in words, on the front page."""
+UNTESTED = "not testable here"
+
+CLAIMS = """# Claims and evidence
+
+"Partly" means that it holds in some designs, and not in others. Where no measure is named, the numbers below are
 differences of nDCG@10.
 
 - A *registered* design was written down before its test split was scored: arms, seeds, measure, and what would count as success.
@@ -58,7 +64,11 @@ def main(argv: list[str] | None = None) -> None:
 def pages(themes: Mapping[str, Theme]) -> dict[str, str]:
     """The text of each page, by its place below docs/."""
     of_themes = {f"results/{name}.md": _theme_page(name, theme) for name, theme in themes.items()}
-    return {"results.md": _front_page(themes), **{name: f"{text}\n" for name, text in of_themes.items()}}
+    return {
+        "results.md": _front_page(themes),
+        "results/claims.md": _claims_page(themes),
+        **{name: f"{text}\n" for name, text in of_themes.items()},
+    }
 
 
 def draw(drawing: Drawing, entries: Mapping[str, Entry], out_png: str | Path) -> None:
@@ -84,25 +94,38 @@ def _papers(themes: Mapping[str, Theme]) -> list[Paper]:
 
 
 def _front_page(themes: Mapping[str, Theme]) -> str:
-    papers, page_of = _papers(themes), {name: page for page, theme in themes.items() for name in theme.entries}
-    claims = [
-        [paper.name if claim is paper.claims[0] else "", claim.says, claim.here] for paper in papers for claim in paper.claims
-    ]
-    lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "its claim", "holds here"], *claims]), TERMS]
-    for paper in papers:
+    lines = [_RENDERED.format("results/"), INTRO]
+    for paper in _papers(themes):
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
+        link = f"[evidence](results/claims.md#{_anchor(paper)})"
+        rows = [[claim.says, f"{HERE[claim.here]} ({link})"] for claim in paper.claims]
+        untested = [[text.strip().partition(". ")[0].rstrip("."), UNTESTED] for text in paper.untested]
+        lines += [_table([["claim", "verdict"], *rows, *untested])]
+    lines += ["## Records", _bullets([f"[{theme.title}](results/{page}.md)" for page, theme in themes.items()])]
+    return "\n\n".join(lines) + "\n"
+
+
+def _anchor(paper: Paper) -> str:
+    return "of_" + paper.name.split(" (")[0].lower().replace(" ", "_")
+
+
+def _claims_page(themes: Mapping[str, Theme]) -> str:
+    page_of = {name: page for page, theme in themes.items() for name in theme.entries}
+    lines = [_RENDERED.format("results/"), CLAIMS]
+    for paper in _papers(themes):
+        lines += [f'<a id="{_anchor(paper)}"></a>\n\n## {paper.name}']
         rows = [[claim.says, claim.published, claim.here, _found(claim, page_of)] for claim in paper.claims]
         lines += [_table([["claim", "published", "here", "our results"], *rows])]
         lines += ["Not tested here:", _bullets(paper.untested)]
     lines += ["## All results"]
     for page, theme in themes.items():
-        links = [f"[{entry.title}](results/{page}.md#{name})" for name, entry in theme.entries.items()]
+        links = [f"[{entry.title}]({page}.md#{name})" for name, entry in theme.entries.items()]
         lines += [f"{theme.title}:", _bullets(links)]
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(lines).replace("](results/", "](") + "\n"  # an untested claim may link to a record
 
 
 def _found(claim: Claim, page_of: Mapping[str, str]) -> str:
-    links = [f"[{number}](results/{page_of[name]}.md#{name})" for number, name in enumerate(claim.entries, start=1)]
+    links = [f"[{number}]({page_of[name]}.md#{name})" for number, name in enumerate(claim.entries, start=1)]
     return f"{claim.found} ({', '.join(links)})" if links else claim.found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import resource
 import shutil
@@ -15,6 +16,9 @@ import timing
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 from real_data import SHARED_DATA
+
+# TensorFlow has no wheels for Python 3.14: all but the tests of seqio's tasks run there.
+collect_ignore = [] if importlib.util.find_spec("seqio") else ["data/test_seqio_batches.py", "test_fuzzing.py"]
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 WITH_SHAPES = (

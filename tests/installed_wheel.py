@@ -31,7 +31,7 @@ def main() -> None:
     package = Path(cli.__file__).resolve()
     if not package.is_relative_to(Path(sysconfig.get_path("purelib")).resolve()):
         sys.exit(f"de_jax comes from {package.parent}, which is not the installed wheel.")
-    names = ("de_jax", "jax", "jaxlib", "flax", "numpy")
+    names = ("de-jax-retrieval", "jax", "jaxlib", "flax", "numpy")
     print(f"Python {platform.python_version()},", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
     with step("de-jax --help"):
         script = Path(sysconfig.get_path("scripts")) / "de-jax"

@@ -43,7 +43,7 @@ def recipes(rows):
 
 
 def test_the_page_of_rows_is_what_the_recipes_say():
-    page = (ROOT.parent / "docs" / "paper_recipes.md").read_text(encoding="utf-8")
+    page = (ROOT.parent / "docs" / "reference" / "paper_rows.md").read_text(encoding="utf-8")
     assert page.endswith("\n".join(paper_recipes.table()) + "\n")
     assert page.count("| `samtone/") == 36
 

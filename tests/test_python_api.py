@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -176,14 +177,22 @@ def code_of_the_readme():
     return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
+def commands_of_the_readme(verb):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [shlex.split(line, comments=True) for line in re.findall(rf"^de-jax ({verb} .*)$", text, re.MULTILINE)]
+
+
 def test_the_training_of_the_readme_runs(sde, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sde.save("all-MiniLM-L6-v2", format="sentence_transformers")
     words = TEXTS[3].split()
     rows = [f"{first} {second},{second} and {first}" for first in words for second in words]
     (tmp_path / "qa.csv").write_text("\n".join(["question,answer", *rows]))
-    exec(code_of_the_readme()[1], {})
-    assert "nDCG@10 before" in capsys.readouterr().out
+    (fine_tune,), (export,) = commands_of_the_readme("fine_tune"), commands_of_the_readme("export model")
+    cli.call(fine_tune[0], fine_tune[1:])
+    assert "nDCG@10 before" in capsys.readouterr().err
+    cli.call(" ".join(export[:2]), export[2:])
+    assert (tmp_path / "exported" / "modules.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["sde", "ade", "light"])

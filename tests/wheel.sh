@@ -28,7 +28,7 @@ python -m pip wheel "${pip_options[@]}" --no-deps --wheel-dir "$work" "$work/sou
 "$python" -m venv "$work/venv"
 SECONDS=0
 # --no-compile: most of what is installed is never imported.
-"$work/venv/bin/python" -m pip install "${pip_options[@]}" --no-compile "$work"/de_jax-*.whl
+"$work/venv/bin/python" -m pip install "${pip_options[@]}" --no-compile "$work"/de_jax_retrieval-*.whl
 echo "$SECONDS s  installed the wheel"
 cd "$work/elsewhere"
 export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 DE_JAX_CACHE="$work/cache" JAX_PLATFORMS=cpu

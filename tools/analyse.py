@@ -81,6 +81,7 @@ def analyse_run(model: Checkpoint, *, out_dir: Path | None = None) -> dict[str, 
     Args:
         out_dir: output folder; default <run_dir>/report.
     """
+    plots.require()
     run = model.open()
     folder = out_dir or run.run_dir / "report"
     require_replaceable(folder, RUN)
@@ -129,6 +130,7 @@ def analyse_embeddings(
         seed: seed of samples and t-SNE.
         out_dir: output folder; a former analysis in it is replaced; default <run_dir>/analysis/<data set>-<split>-<step>.
     """
+    plots.require()
     task = beir_task(dataset_dir, split)  # fails here, before the model loads
     if out_dir:
         require_replaceable(out_dir, EMBEDDINGS)
@@ -188,6 +190,7 @@ def analyse_negatives(
         seed: seed of the sample and of the drawn negatives.
         out_dir: output folder; a former analysis in it is replaced; default <run_dir>/analysis/negatives-<data set>-<split>.
     """
+    plots.require()
     patterns, name = groups or {}, beir.folder_of(dataset_dir).resolve().name
     folder = out_dir or run_dir / "analysis" / f"negatives-{name}-{split}"
     require_replaceable(folder, NEGATIVES)

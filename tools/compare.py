@@ -68,6 +68,7 @@ def compare_runs(
         report[name][f"overlap@{k}"] = statistics.fmean(fusion.overlap(run, runs[baseline][0], k) for run in found)
         report[name] |= compared[name]._asdict() if name in compared else {}
     if out_png:
+        plots.require()
         differences = {name: significance.paired_differences(scores[name], scores[baseline]) for name in others}
         plots.query_differences(differences, out_png, title=f"{shown} of each query: gain over {baseline}")
     print(_table(shown, report), file=sys.stderr)

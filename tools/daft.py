@@ -17,7 +17,7 @@ from de_jax.files import folders, outputs
 from de_jax.flags import Bindings, rules
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
-from de_jax.reports import daft_report
+from de_jax.reports import daft_report, plots
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
@@ -106,6 +106,7 @@ def train_daft(towers: Towers, settings: Gin, *, test_split: str = "test", num_c
         test_split: split for the scores.
         num_calls: calls per latency.
     """
+    plots.require()
     task = beir_task(towers.dataset_dir, test_split)  # fails here, before anything is trained
     queries = list(beir.read(towers.dataset_dir, test_split, skip_empty=towers.skip_empty).queries.texts)
     original, cut_from = (towers.out_dir / name for name in (daft_report.MODEL, QUERY_MODEL))

@@ -19,9 +19,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from de_jax.files import addresses, outputs
-from de_jax.types import InputError
+from de_jax.types import DISTRIBUTION, InputError
 
-FOR_DEVELOPERS = ("dev", "test")
+FOR_DEVELOPERS = ("dev", "test", "docs", "release", "reproduction")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 TPU_DEVICES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
 LEAST_FREE = 2 << 30
@@ -92,10 +92,10 @@ def _machine(problems: list[str]) -> Iterator[str]:
 
 
 def _libraries(problems: list[str]) -> Iterator[str]:
-    yield f"de_jax {metadata.version('de_jax')} in {Path(outputs.__file__).parents[1]}"
-    versions = {requirement.name: _version(requirement.name) for requirement in _requirements("de_jax")}
+    yield f"de_jax {metadata.version(DISTRIBUTION)} in {Path(outputs.__file__).parents[1]}"
+    versions = {requirement.name: _version(requirement.name) for requirement in _requirements(DISTRIBUTION)}
     yield ", ".join(f"{name} {version or 'is missing'}" for name, version in versions.items())
-    for requirement in _requirements("de_jax"):
+    for requirement in _requirements(DISTRIBUTION):
         version = versions[requirement.name]
         if version is None:
             problems.append(f"{requirement.name} is not installed; pip install '{requirement}'.")
@@ -111,9 +111,9 @@ def _libraries(problems: list[str]) -> Iterator[str]:
 
 
 def _extras(problems: list[str]) -> Iterator[str]:
-    for extra in sorted(set(metadata.metadata("de_jax").get_all("Provides-Extra") or ()) - set(FOR_DEVELOPERS)):
-        missing = [found.name for found in _requirements("de_jax", extra) if _version(found.name) is None]
-        yield f"{extra}: installed" if not missing else f"{extra}: pip install 'de_jax[{extra}]' adds {', '.join(missing)}"
+    for extra in sorted(set(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ()) - set(FOR_DEVELOPERS)):
+        missing = [found.name for found in _requirements(DISTRIBUTION, extra) if _version(found.name) is None]
+        yield f"{extra}: installed" if not missing else f"{extra}: pip install '{DISTRIBUTION}[{extra}]' adds {', '.join(missing)}"
 
 
 def _devices(problems: list[str]) -> Iterator[str]:
@@ -130,9 +130,9 @@ def _devices(problems: list[str]) -> Iterator[str]:
         yield f"{len(alike)} x {kind} ({alike[0].platform})" + (f", {_size(memory)} each for JAX" if memory else "")
     if devices[0].platform == "cpu" and not os.environ.get("JAX_PLATFORMS"):
         if NVIDIA_DRIVER.exists():
-            problems.append("there is an NVIDIA GPU, and JAX uses the CPU; pip install 'de_jax[gpu]'.")
+            problems.append(f"there is an NVIDIA GPU, and JAX uses the CPU; pip install '{DISTRIBUTION}[gpu]'.")
         if any(path.exists() for path in TPU_DEVICES):
-            problems.append("there is a TPU, and JAX uses the CPU; pip install 'de_jax[tpu]'.")
+            problems.append(f"there is a TPU, and JAX uses the CPU; pip install '{DISTRIBUTION}[tpu]'.")
 
 
 def _disk(problems: list[str]) -> Iterator[str]:

@@ -73,6 +73,7 @@ def compare_expansions(
         max_generated_length: tokens of each query.
         out_dir: folder of comparison.json and the pictures.
     """
+    plots.require()
     chosen = precision(dtype)
     folders.require_replaceable(out_dir, KIND)
     task = beir_task(dataset_dir, split)

@@ -25,6 +25,7 @@ from de_jax.settings import LocalPath, PositiveInt
 from de_jax.trainer import train
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+from de_jax.types import InputError
 
 POLICY = Policy()
 WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
@@ -57,7 +58,7 @@ def quickstart(
         num_steps: updates; default the recipe's.
         gin_file: the recipe.
     """
-    start = time.monotonic()
+    start, draws = time.monotonic(), _draws()
     folder = dataset_dir or run_dir / "pydocs"
     pydocs.build(folder, max_docs=max_docs, packages=False)
     bindings = [f"beir_pairs.dataset_dir={folder}", f"PairsOptions.tokenizer={_vocabulary(folder, run_dir / 'vocabulary')}"]
@@ -67,7 +68,7 @@ def quickstart(
     run = load_run(run_dir, "best")
     dataset = beir.read(folder, "test")
     report = {
-        **_scores(recipe, run, folder),
+        **_scores(recipe, run, folder, draws),
         "steps": summary["step"],
         "seconds": round(time.monotonic() - start, 1),
         "pairs_per_s": _median_speed(run_dir),
@@ -76,18 +77,30 @@ def quickstart(
         "num_test_queries": len(dataset.queries.ids),
     }
     outputs.write_json(run_dir / "report.json", report)
-    plots.training_curves(run_dir / METRICS_FILE, run_dir / "curves.png", title="Quickstart: a tiny T5 with SamToNe")
+    if draws:
+        plots.training_curves(run_dir / METRICS_FILE, run_dir / "curves.png", title="Quickstart: a tiny T5 with SamToNe")
     _show_searches(run, folder, dataset)
     return report
 
 
-def _scores(recipe: Recipe, run: Run, dataset_dir: Path) -> dict[str, Any]:
+def _draws() -> bool:
+    """Whether the pictures can be drawn; otherwise a sentence names the extra."""
+    try:
+        plots.require()
+    except InputError as error:
+        _say(f"no pictures: {error}")
+        return False
+    return True
+
+
+def _scores(recipe: Recipe, run: Run, dataset_dir: Path, draws: bool) -> dict[str, Any]:
     """nDCG@10, MRR@10 and Recall@100 of each system on the test queries; the weight of the fusion is chosen on dev."""
     (dev,), (test,) = (beir_tasks(dataset_dir, split) for split in ("dev", "test"))
     texts, untrained = (encoded(one, test, POLICY) for one in (run, run._replace(params=recipe.init().params)))
     row_of = {doc_id: row for row, doc_id in enumerate(texts.row_ids)}
     answers = texts.docs[[row_of[next(iter(test.qrels[query_id]))] for query_id in texts.query_ids]]
-    plots.embedding_map(texts.queries, answers, run.run_dir / "embeddings.png", title="Test queries and their documents")
+    if draws:
+        plots.embedding_map(texts.queries, answers, run.run_dir / "embeddings.png", title="Test queries and their documents")
     rankings = {"bm25": bm25_results(test, POLICY), "trained": ranked(texts, POLICY)}
     on_dev = {"bm25": bm25_results(dev, POLICY), "trained": ranked(encoded(run, dev, POLICY), POLICY)}
     weight = max(WEIGHTS, key=lambda weight: _means(_weighted(on_dev, weight), dev)["ndcg@10"])

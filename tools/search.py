@@ -25,7 +25,7 @@ from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable, texts_of
 from de_jax.settings import LocalPath, PositiveInt
-from de_jax.types import Backend, InputError
+from de_jax.types import Backend, InputError, needs
 
 ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""
@@ -85,7 +85,7 @@ def demo(
     de-jax demo --run_dir=runs/sde --dataset_dir=data/beir/scifact
     de-jax demo --run_dir=runs/sde --dataset_dir=data/beir/scifact --compare=all-MiniLM-L6-v2 --port=8080
 
-    Needs Gradio: pip install 'de_jax[demo]'. Prints the address of the page, which only this machine can open unless --host or
+    Needs pip install 'de-jax-retrieval[demo]'. Prints the address of the page, which only this machine can open unless --host or
     --share is given. The first start encodes the corpus and keeps it. Ctrl-C ends the page.
 
     Args:
@@ -190,10 +190,8 @@ def _ask() -> str:
 
 def _pyarrow_for(path: Path) -> Any:
     """pyarrow. Raises InputError: pyarrow is not installed, or the file is there."""
-    try:
+    with needs("tables", "parquet"):
         import pyarrow.parquet
-    except ImportError:
-        raise InputError("parquet needs pyarrow; pip install 'de_jax[tables]'.") from None
     if path.exists():
         raise InputError(f"{path} is there already; choose another name, or remove it.")
     return pyarrow

@@ -38,7 +38,7 @@ def serve(
     de-jax serve --run_dir=runs/sde
     de-jax serve --run_dir=runs/sde --dataset_dir=data/beir/scifact --backend=onnx --port=8080
 
-    Needs starlette and uvicorn: pip install 'de_jax[serve]'. A client names the tower as the model, "query" or "document":
+    Needs pip install 'de-jax-retrieval[serve]'. A client names the tower as the model, "query" or "document":
 
     curl 127.0.0.1:8000/v1/embeddings -d '{"model": "query", "input": "how high is mont blanc"}'
     curl 127.0.0.1:8000/search -d '{"query": "how high is mont blanc", "k": 10}'

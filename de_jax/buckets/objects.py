@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 T = TypeVar("T")
 
-CLIENTS = {"gs": "gcsfs", "s3": "s3fs"}
-"""The package that reads each scheme, for fsspec."""
-EXTRA = "pip install 'de_jax[buckets]'"
 RETRY_SECONDS = (1.0, 2.0, 4.0)
 """Between the attempts of one operation, beyond the client's own."""
 SMALL_BYTES = 64 * 2**20
@@ -135,13 +132,11 @@ _making = threading.Lock()
 @functools.cache
 def _client(scheme: str, process: int) -> Any:
     """The client of a scheme, for this process: its threads do not survive a fork."""
-    try:
+    with needs("buckets", f"{scheme}://"):
         import fsspec
 
         logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it guesses the bucket's kind, and warns of each guess
         return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
-    except ImportError:
-        raise InputError(f"{scheme}:// needs the package {CLIENTS[scheme]}, which is not installed; {EXTRA}.") from None
 
 
 def _version(facts: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from de_jax.demo import markup
 from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
 from de_jax.model import Model, load
 from de_jax.retrieval.searcher import printable
-from de_jax.types import Backend, InputError
+from de_jax.types import Backend, InputError, needs
 
 NUM_RESULTS = 5
 MAX_WAITING = 16
@@ -61,10 +61,8 @@ def page(
 
 def import_gradio() -> Any:
     """The module `gradio`; InputError names the extra if it is not installed."""
-    try:
+    with needs("demo", "the page"):
         import gradio
-    except ModuleNotFoundError as error:
-        raise InputError(f"the page needs Gradio, and {error.name} is not installed; pip install 'de_jax[demo]'.") from None
     return gradio
 
 

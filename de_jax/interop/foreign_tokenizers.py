@@ -25,7 +25,7 @@ from de_jax.data.text.tokenizing import (
 from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.settings import Maybe, Record
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 SpecialTokens = Literal["text", "as_transformers"]
 VOCABULARY_FILES = (
@@ -116,12 +116,8 @@ def _opened(folder: Path) -> Any:
     settings: Mapping[str, Any] = reading.read_json(file, Record(_SETTINGS)) if is_there(file) else {}
     if settings.get("auto_map"):
         raise InputError(f"{file}: auto_map asks for code of the model's own, which is never run.")
-    try:
+    with needs("transformers", f"the tokenizer in {folder}, written by another library,"):
         from transformers import AutoTokenizer
-    except ImportError:
-        raise InputError(
-            f"{folder} holds another library's tokenizer, which transformers opens; install it: pip install 'de_jax[transformers]'."
-        ) from None
     with rust_errors_named(folder / TOKENIZER_JSON_FILE):
         if is_there(folder / TOKENIZER_JSON_FILE):
             read_json(folder / TOKENIZER_JSON_FILE, max_bytes=None)  # stricter than the library: no key twice

@@ -19,7 +19,7 @@ from de_jax.models.bert import MAX_DISTANCE, BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import NORM_EPSILON, T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.types import InputError, Params
+from de_jax.types import InputError, Params, needs
 
 OPSET, IR_VERSION = 17, 9
 MAX_BYTES = 2**31 - 2**20
@@ -441,10 +441,8 @@ def _codes(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _onnx() -> Any:
-    try:
+    with needs("onnx", "this"):
         import onnx
         import onnx.helper
         import onnx.numpy_helper
-    except ImportError:
-        raise InputError("this needs the package onnx; pip install 'de_jax[onnx]'.") from None
     return onnx

@@ -12,7 +12,7 @@ from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 from de_jax.files.outputs import write_json
 from de_jax.mining import efficiency
 from de_jax.reports import tables
-from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure
+from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure, short
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "loss, nats": lambda numbers: numbers["loss"],
@@ -129,7 +129,7 @@ def _by_checkpoint(
                 axis.plot(steps, values, color=colour_of(place), lw=1.8, ls=gaps, label=kind, clip_on=False)
             else:
                 axis.bar(place, values[0], 0.62, color=colour_of(place))
-                axis.annotate(f"{values[0]:.3g}", (place, values[0]), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+                axis.annotate(short(values[0]), (place, values[0]), (0, 3), textcoords="offset points", ha="center", fontsize=9)
         axis.set_title(title if len(steps) > 1 else f"{title}, step {steps[0]}")
         axis.set_ylabel(label)
         axis.set_ylim(0, None if top is None else 1.06 * top)

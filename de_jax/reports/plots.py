@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_bytes, read_lines
 from de_jax.settings import Count, Record
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
 BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
@@ -60,6 +61,13 @@ class Picture(NamedTuple):
 
     file: str
     caption: str
+
+
+def require() -> None:
+    """Raises InputError if what draws pictures is not installed; commands call it before their work."""
+    with needs("reports", "drawing"):
+        for package in ("matplotlib", "PIL", "sklearn", "threadpoolctl"):
+            importlib.import_module(package)
 
 
 def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
@@ -185,7 +193,7 @@ def _draw_panel(axis: Any, name: str, unit: str, series: Mapping[str, tuple[list
         marker = "o" if len(steps) <= 30 else None
         axis.plot(steps, line, color=colour, lw=1.8, marker=marker, ms=3.5, label=label.rpartition("/")[2])
         place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
-        axis.annotate(f"{line[-1]:.3g}", (steps[-1], line[-1]), color=colour, fontsize=9, **place)
+        axis.annotate(short(line[-1]), (steps[-1], line[-1]), color=colour, fontsize=9, **place)
     axis.set_title(f"{name} ({unit})" if unit else name)
     axis.set_xlabel("step")
     axis.margins(x=0.02)
@@ -254,6 +262,16 @@ def histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray
     axis.stairs(counts / len(values), bins, color=colour, lw=1.4, label=label or None)
 
 
+def short(value: float) -> str:
+    """A number for a label, of three digits and without an exponent where it is large.
+
+    Example:
+        >>> short(0.61234), short(2134.5)
+        ('0.612', '2,134')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def colour_of(place: int) -> str:
     """The colour of the line or bar in this place, counted from 0."""
     return COLOURS[place % len(COLOURS)]
@@ -283,6 +301,7 @@ def new_figure(out_png: str | Path, *, figsize: tuple[float, float], title: str 
         figsize: width, `NARROW` or at most `WIDE`, and height, in inches.
         title: above all panels; a picture of one panel has the panel's instead.
     """
+    require()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.retrieval.index import check_finite
-from de_jax.types import InputError
+from de_jax.types import DISTRIBUTION, InputError
 
 ADD_DOCS = 65536
 """Documents in memory at a time while the corpus is added."""
@@ -32,7 +32,8 @@ def faiss() -> Any:
         import faiss as library
     except ImportError as error:
         raise InputError(
-            f"FAISS cannot be imported ({error}); pip install 'de_jax[cpu]', or 'de_jax[gpu]' for NVIDIA GPUs, never both."
+            f"FAISS cannot be imported ({error}); pip install '{DISTRIBUTION}[cpu]', or '{DISTRIBUTION}[gpu]' for NVIDIA "
+            "GPUs, never both."
         ) from None
     return library
 

@@ -19,7 +19,7 @@ from de_jax.retrieval import milvus_index
 from de_jax.retrieval.faiss_filling import Filling, check_on_disk, faiss, on_gpus, read_on_disk, sentence, write_index
 from de_jax.retrieval.index import ExactIndex, Index, check_documents, check_search, ranking_of, ranks_by_id
 from de_jax.settings import PositiveInt, Record, Size, list_of, some_text
-from de_jax.types import InputError, Ranking
+from de_jax.types import DISTRIBUTION, InputError, Ranking
 
 INDEX_FILE, IDS_FILE, LISTS_FILE = "index.faiss", "ids.json", "lists.bin"
 """As FAISS writes it, its i-th vector row i of the corpus; the documents' ids; the inverted lists of an index on disk."""
@@ -69,8 +69,8 @@ class SearchOptions(NamedTuple):
             raise InputError("float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
         if self.device != "cpu" and not faiss().get_num_gpus():
             raise InputError(
-                "FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install 'de_jax[gpu]', else search on "
-                "the CPU."
+                f"FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install '{DISTRIBUTION}[gpu]', else "
+                "search on the CPU."
             )
 
 

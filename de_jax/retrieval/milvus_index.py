@@ -20,7 +20,7 @@ from jaxtyping import Float
 from de_jax.files import folders
 from de_jax.retrieval.embedding_files import EMBEDDINGS
 from de_jax.retrieval.index import check_finite, check_search, ranking_of, ranks_by_id
-from de_jax.types import InputError, Ranking
+from de_jax.types import InputError, Ranking, needs
 
 PREFIX = "milvus:"
 """Begins the value of --index; an address or a file follows."""
@@ -157,10 +157,8 @@ class MilvusIndex:
 
 def require() -> Any:
     """pymilvus; InputError if it is not installed."""
-    try:
+    with needs("milvus", "Milvus"):
         import pymilvus
-    except ImportError:
-        raise InputError("Milvus is not installed; pip install 'de_jax[milvus]'.") from None
     return pymilvus
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models import onnx_graph
 from de_jax.training.run.run_folder import Run
-from de_jax.types import InputError
+from de_jax.types import needs
 
 Compute = Callable[[dict[str, np.ndarray]], np.ndarray]
 
@@ -58,19 +58,15 @@ def save(graph: Any, path: Path) -> Path:
 
 
 def _onnxruntime(source: Any) -> Compute:
-    try:
+    with needs("onnx", "the backend"):
         import onnxruntime
-    except ImportError:
-        raise InputError("the backend needs the package onnxruntime; pip install 'de_jax[onnx]'.") from None
     session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(["sentence_embedding"], feeds)[0]  # type: ignore[no-any-return]
 
 
 def _openvino(source: Any, dtype: str) -> Compute:
-    try:
+    with needs("openvino", "the backend"):
         import openvino
-    except ImportError:
-        raise InputError("the backend needs the package openvino; pip install 'de_jax[openvino]'.") from None
     core = openvino.Core()
     hints = {"INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype], "PERFORMANCE_HINT": "LATENCY"}
     compiled = core.compile_model(core.read_model(source), "CPU", hints)

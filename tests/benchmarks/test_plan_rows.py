@@ -1,4 +1,4 @@
-"""docs/plans.md has a plan of every row of the papers, as the compiler gave it."""
+"""docs/results/plans.md has a plan of every row of the papers, as the compiler gave it."""
 
 from pathlib import Path
 
@@ -15,4 +15,4 @@ def test_every_row_of_the_papers_has_a_plan_that_fits():
     for row, record in found.items():
         assert (record["topology"], tuple(record["settings"])) == plan_rows.devices(row)
         assert "planned_as" not in found[record.get("planned_as", row)]
-    assert "\n".join(plan_rows.table(found)) in (DOCS / "plans.md").read_text(encoding="utf-8")
+    assert "\n".join(plan_rows.table(found)) in (DOCS / "results" / "plans.md").read_text(encoding="utf-8")

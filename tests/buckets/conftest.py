@@ -29,7 +29,6 @@ class Machine:
 def bucket(monkeypatch, tmp_path):
     """An empty bucket, on a machine with an empty cache."""
     machine = Machine(monkeypatch, tmp_path)
-    monkeypatch.setitem(objects.CLIENTS, "memory", "fsspec")
     monkeypatch.setattr(addresses, "SCHEMES", [*addresses.SCHEMES, "memory"])
     monkeypatch.setattr(objects, "_client", lambda scheme, process: machine.store)
     monkeypatch.setattr(objects, "RETRY_SECONDS", ())

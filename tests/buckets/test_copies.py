@@ -236,10 +236,10 @@ def test_a_client_that_is_missing_is_named(monkeypatch):
     objects._client.cache_clear()
 
     def missing(*given, **options):
-        raise ImportError
+        raise ImportError("Please install gcsfs") from ModuleNotFoundError(name="gcsfs")
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
-    with pytest.raises(InputError, match=r"gs:// needs the package gcsfs, which is not installed; pip install 'de_jax\[buckets\]'"):
+    with pytest.raises(InputError, match=r"gs:// needs the package gcsfs; run pip install 'de-jax-retrieval\[buckets\]'"):
         Objects("gs://bucket/x").list()
 
 

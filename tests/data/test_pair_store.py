@@ -217,4 +217,5 @@ def test_a_machine_without_seqio_is_told_what_to_install():
         "except InputError as error: print(error)"
     )
     done = run(code)
-    assert done.stdout.splitlines() == ["seqio tasks need the package seqio; run pip install 'de_jax[seqio]'."], done.stderr
+    sentence = "a seqio task needs the package seqio; run pip install 'de-jax-retrieval[seqio]'."
+    assert done.stdout.splitlines() == [sentence], done.stderr

@@ -195,9 +195,9 @@ def test_packages_that_are_not_there_are_named(tmp_path):
         (tmp_path / part / "train-0.parquet").touch()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        f"{tmp_path / 'a.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
+        f"{tmp_path / 'a.parquet'} needs the package pyarrow; run pip install 'de-jax-retrieval[tables]'.",
         "some/name is no file here, and names of the Hugging Face hub need: pip install datasets.",
-        f"{tmp_path / 'corpus' / 'train-0.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
+        f"{tmp_path / 'corpus' / 'train-0.parquet'} needs the package pyarrow; run pip install 'de-jax-retrieval[tables]'.",
     ], done.stderr
 
 

@@ -10,13 +10,14 @@ from reproduction.result_files import Drawing, Entry, Panel, entries_of, read_al
 
 THEMES = read_all(ROOT / "results")
 PAGES = pages(THEMES)
+WRITTEN_BY_HAND = {"results/costs.md", "results/plans.md"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def test_the_pages_are_what_the_results_give():
     """Where this fails, `python -m experiments.render_results` writes them."""
     written = {str(path.relative_to(DOCS_DIR)) for path in (DOCS_DIR / "results").glob("*.md")}
-    assert written | {"results.md"} == PAGES.keys()
+    assert written - WRITTEN_BY_HAND | {"results.md"} == PAGES.keys()
     for name, text in PAGES.items():
         assert (DOCS_DIR / name).read_text(encoding="utf-8") == text
 

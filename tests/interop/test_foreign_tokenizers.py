@@ -191,7 +191,7 @@ def test_a_word_that_is_special_is_read_as_transformers_does_where_that_is_asked
 def test_where_transformers_is_not_installed_one_sentence_names_the_extra(tmp_path, monkeypatch):
     write_tokenizer(tmp_path, "bert")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r"pip install 'de_jax\[transformers\]'"):
+    with pytest.raises(InputError, match=r"pip install 'de-jax-retrieval\[transformers\]'"):
         foreign_tokenizers.read(tmp_path)
     assert load_tokenizer(tmp_path).encode(["hello"])  # a file of our own needs it not
 

@@ -170,7 +170,7 @@ def test_a_missing_package_is_named(tmp_path, vocabularies, monkeypatch):  # noq
     ):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            with pytest.raises(InputError, match=rf"needs the package {package}; pip install 'de_jax\[{extra}\]'"):
+            with pytest.raises(InputError, match=rf"needs the package {package}; run pip install 'de-jax-retrieval\[{extra}\]'"):
                 de_jax.model.Model(run._replace(backend=backend)).encode_query(["river"])
 
 

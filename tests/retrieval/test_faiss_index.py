@@ -306,7 +306,7 @@ def test_no_queries_give_an_empty_ranking():
 
 def test_a_machine_without_faiss_is_told_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    sentence = r"FAISS cannot be imported .*pip install 'de_jax\[cpu\]', or 'de_jax\[gpu\]' for NVIDIA GPUs, never both"
+    sentence = r"FAISS cannot be imported .*pip install 'de-jax-retrieval\[cpu\]', or 'de-jax-retrieval\[gpu\]'"
     with pytest.raises(InputError, match=sentence):
         FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))
     with pytest.raises(InputError, match=sentence):

@@ -203,7 +203,7 @@ def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monke
     monkeypatch.setattr(gradio_page, "load", None)
     flags = [f"--run_dir={tmp_path}", f"--dataset_dir={dataset_dir}"]
     monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(InputError, match=r"needs Gradio.*; pip install 'de_jax\[demo\]'\.$"):
+    with pytest.raises(InputError, match=r"needs the package gradio; run pip install 'de-jax-retrieval\[demo\]'\.$"):
         cli.call("demo", flags)
     monkeypatch.setitem(sys.modules, "gradio", sys)
     with socket.create_server(("127.0.0.1", 0)) as server:

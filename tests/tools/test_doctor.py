@@ -23,7 +23,7 @@ def test_a_whole_installation_has_no_problem_and_is_described(capsys, monkeypatc
     assert report["problems"] == []
     assert f"jax {jax.__version__}, " in report["found"]["Libraries"][1]
     assert report["found"]["Devices"] == [f"{jax.device_count()} x cpu (cpu)"]
-    assert "seqio: installed" in report["found"]["Extras"]
+    assert "tables: installed" in report["found"]["Extras"]
     assert "DE_JAX_CACHE=/tmp" in report["found"]["Environment"]
     assert "secret" not in json.dumps(report)
 
@@ -45,9 +45,9 @@ def test_problems_are_listed_with_what_mends_them(capsys, monkeypatch, tmp_path)
         "problem: optax is 0.1.0; de_jax needs <0.3,>=0.2.6: pip install 'optax<0.3,>=0.2.6'.",
         f"problem: jax is {jax.__version__} and jaxlib 0.9.0; install both of one version: pip install 'jax=={jax.__version__}'.",
         "problem: faiss-cpu and faiss-gpu overwrite each other's files",
-        "problem: there is an NVIDIA GPU, and JAX uses the CPU; pip install 'de_jax[gpu]'.",
+        "problem: there is an NVIDIA GPU, and JAX uses the CPU; pip install 'de-jax-retrieval[gpu]'.",
         "free; a checkpoint of T5 base takes",
     ):
         assert sentence in shown.err
-    assert "gpu: pip install 'de_jax[gpu]' adds jax-cuda12-plugin" in " ".join(shown.out.split())
+    assert "gpu: pip install 'de-jax-retrieval[gpu]' adds jax-cuda12-plugin" in " ".join(shown.out.split())
     assert "No problem found" not in shown.out

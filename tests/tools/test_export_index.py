@@ -172,7 +172,7 @@ def test_what_milvus_cannot_search_is_refused(corpus, tmp_path):
 
 def test_without_the_package_a_sentence_names_it(flags, printed, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pymilvus", None)
-    with pytest.raises(InputError, match=r"Milvus is not installed; pip install 'de_jax\[milvus\]'"):
+    with pytest.raises(InputError, match=r"Milvus needs the package pymilvus; run pip install 'de-jax-retrieval\[milvus\]'"):
         printed("export index", **flags, to="milvus", uri=str(tmp_path / "corpus.db"))
-    with pytest.raises(InputError, match=r"Milvus is not installed; pip install 'de_jax\[milvus\]'"):
+    with pytest.raises(InputError, match=r"Milvus needs the package pymilvus; run pip install 'de-jax-retrieval\[milvus\]'"):
         printed("search", **flags, query="red fox", index="milvus:corpus.db")

@@ -214,5 +214,5 @@ def test_what_cannot_be_served_is_refused(trained, monkeypatch):
     with pytest.raises(InputError, match="several passages"):
         Server(model)
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    with pytest.raises(InputError, match=r"pip install 'de_jax\[serve\]'"):
+    with pytest.raises(InputError, match=r"pip install 'de-jax-retrieval\[serve\]'"):
         Server(de_jax.load(trained[0]), limits=Limits()).app()

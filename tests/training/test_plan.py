@@ -132,13 +132,13 @@ def test_topology_that_cannot_be_meant_is_refused(topology, message):
 
 def test_tpu_without_libtpu_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(InputError, match=r"libtpu is not installed.*pip install 'de_jax\[plan\]'"):
+    with pytest.raises(InputError, match=r"for a TPU needs the package libtpu; run pip install 'de-jax-retrieval\[plan\]'"):
         plan.open_topology("v5e:2x2")
 
 
 def test_gpus_without_the_plugin_say_what_to_install(monkeypatch):
     monkeypatch.setattr(absent_gpus, "PLUGINS", ("jax_plugins.xla_cuda99",))
-    with pytest.raises(InputError, match=r"CUDA plugin is not installed.*pip install 'de_jax\[plan_gpu\]'"):
+    with pytest.raises(InputError, match=r"needs JAX's CUDA plugin; run pip install 'de-jax-retrieval\[plan_gpu\]'"):
         plan.open_topology("h100:8")
 
 

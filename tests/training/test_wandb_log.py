@@ -131,7 +131,7 @@ def test_what_would_fail_later_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(mode="offline", is_logged_in=False))
     wandb_log.check("retrieval")
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
-    with pytest.raises(InputError, match=r"pip install 'de_jax\[wandb\]'"):
+    with pytest.raises(InputError, match=r"pip install 'de-jax-retrieval\[wandb\]'"):
         wandb_log.check("retrieval")
 
 

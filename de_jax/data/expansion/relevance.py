@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int32
 
 from de_jax.files import reading
 from de_jax.settings import Range, Record, list_of, text_id
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
 
@@ -46,8 +46,9 @@ def rouge_l(pair: int, gold: str, queries: Sequence[str]) -> Float32[np.ndarray,
 
     Of two sequences of words the longest common subsequence, as a share of each, and the harmonic mean of both shares.
     """
-    from rapidfuzz import process
-    from rapidfuzz.distance import LCSseq
+    with needs("curriculum", "the measure rouge_l"):
+        from rapidfuzz import process
+        from rapidfuzz.distance import LCSseq
 
     words = _all_stems([gold, *queries])
     gold_words = words[: int(np.argmin(words))] if queries else words  # `_END` has the number 0
@@ -146,7 +147,8 @@ _STEMS = _Stems()
 @functools.cache
 def _stemmer() -> Any:
     # Not the stemmer of `retrieval.bm25`: NLTK's has changes of its own to Porter's, which one word in a hundred shows.
-    from nltk.stem.porter import PorterStemmer
+    with needs("curriculum", "a measure of stemmed words"):
+        from nltk.stem.porter import PorterStemmer
 
     return PorterStemmer()
 

@@ -29,7 +29,7 @@ from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSour
 from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer
 from de_jax.files import folders
 from de_jax.files.outputs import progress_bar
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 TEXTS_SPLIT = "all"
 """The one split of a task of texts."""
@@ -56,11 +56,9 @@ def import_seqio() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
+    with needs("seqio", "a seqio task"):
         import seqio
         import tensorflow as tf
-    except ImportError as error:
-        raise InputError(f"seqio tasks need the package {error.name}; run pip install 'de_jax[seqio]'.") from None
     tf.config.set_visible_devices([], "GPU")
     return seqio
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from de_jax.files import json_objects, reading
 from de_jax.settings import LOCAL, Record, file_name, list_of
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 64 << 20
 _ARROW_FILE = b"ARROW1"
@@ -414,10 +414,8 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
 
 def import_pyarrow(path: Path) -> Any:
     """The package; raises InputError, with the extra that installs it, where it is absent."""
-    try:
+    with needs("tables", str(path)):
         import pyarrow
-    except ImportError:
-        raise InputError(f"{path} needs the package pyarrow; run pip install 'de_jax[tables]'.") from None
     return pyarrow
 
 

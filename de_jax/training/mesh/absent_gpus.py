@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from de_jax.types import InputError
+from de_jax.types import DISTRIBUTION, InputError
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 DEFAULT_SHARE = 0.75
@@ -78,8 +78,7 @@ def devices(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
     """
     if not is_installed():
         raise InputError(
-            "JAX's CUDA plugin is not installed, without which nothing compiles for a GPU; pip install 'de_jax[plan_gpu]', "
-            "which needs no GPU."
+            f"compiling for a GPU needs JAX's CUDA plugin; run pip install '{DISTRIBUTION}[plan_gpu]', which needs no GPU."
         )
     from jax.experimental import topologies
 

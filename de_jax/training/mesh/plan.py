@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from de_jax.models import attention, layers
 from de_jax.training.mesh import absent_gpus, hlo
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 GIB = 2**30
 
@@ -190,10 +190,8 @@ def _simulated(num_devices: int) -> list[Any]:
 
 
 def _of_tpu(name: str, config: str | None) -> list[Any]:
-    try:
+    with needs("plan", "compiling for a TPU"):
         import libtpu  # noqa: F401
-    except ImportError:
-        raise InputError("libtpu is not installed, and compiling for a TPU needs it; pip install 'de_jax[plan]'.") from None
     from jax.experimental import topologies
 
     for variable, value in LIBTPU_ENVIRONMENT.items():

@@ -20,7 +20,7 @@ from de_jax.files.reading import BOM, parse_json, read_bytes
 from de_jax.settings import Count, Mismatch, Record, map_of
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop
-from de_jax.types import Array, Metrics, Packed, Schedule, TrainState, TrainStep
+from de_jax.types import Array, InputError, Metrics, Packed, Schedule, TrainState, TrainStep, needs
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -242,11 +242,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
-    """Writes a TensorBoard event file under `<run_dir>/tensorboard`, without TensorFlow."""
+    """Writes a TensorBoard event file under `<run_dir>/tensorboard`, if tensorboardX is installed."""
     # Not its SummaryWriter: that one writes in a thread, and when the disk is full the thread dies and the queue to it blocks.
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.summary import scalar
+    try:
+        with needs("train", "TensorBoard's log"):
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.summary import scalar
+    except InputError as error:
+        say(f"{METRICS_FILE} alone has the curves: {error}")
+        return lambda step, scalars: None
 
     folder = Path(run_dir) / "tensorboard"
     make_folder(folder)

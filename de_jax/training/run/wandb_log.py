@@ -21,7 +21,7 @@ from de_jax.files.outputs import write_json
 from de_jax.settings import Record, some_text
 from de_jax.training.run.run_log import Sink
 from de_jax.training.run.run_settings import read_recipe_file
-from de_jax.types import InputError
+from de_jax.types import InputError, needs
 
 ID_FILE = "wandb.json"
 FINISH_SECONDS = 60.0
@@ -122,12 +122,8 @@ def _begun(run_dir: Path, start_step: int, project: str) -> Any:
 
 
 def _package() -> Any:
-    try:
+    with needs("wandb", "Logging.wandb"):
         import wandb
-    except ImportError:
-        raise InputError(
-            "Logging.wandb needs the package wandb; install it with pip install 'de_jax[wandb]', or leave Logging.wandb out."
-        ) from None
     return wandb
 
 
