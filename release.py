@@ -143,7 +143,7 @@ def try_readme(work: Path, model: str) -> None:
             _run(python, "-c", block, cwd=place, env=_alone(work))
             continue
         for line in block.splitlines():
-            if line.startswith("de-jax "):
+            if line.startswith("de-jax ") and not line.startswith("de-jax serve "):
                 _, *words = shlex.split(line, comments=True)
                 short = ["--num_steps=2", "--batch_size=8"] if words[0] == "fine_tune" else []
                 _run(python.parent / "de-jax", *words, *short, cwd=place, env=_alone(work))
