@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.demo import markup
-from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
+from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, USUAL_RESULTS, SideBySide, open_corpus
 from de_jax.model import Model, load
 from de_jax.retrieval.searcher import printable
 from de_jax.types import Backend, InputError, needs
 
-NUM_RESULTS = 5
 MAX_WAITING = 16
 """Requests that wait for their turn; more are refused."""
 
@@ -132,7 +131,7 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
                 scale=5,
                 min_width=300,
             )
-            k = gradio.Slider(1, MAX_RESULTS, value=NUM_RESULTS, step=1, label="Results", scale=1, min_width=200, elem_id="k")
+            k = gradio.Slider(1, MAX_RESULTS, value=USUAL_RESULTS, step=1, label="Results", scale=1, min_width=200, elem_id="k")
         found = gradio.HTML(apply_default_css=False, elem_id="results")
         options = {
             "fn": answer,

@@ -28,7 +28,7 @@ from de_jax.retrieval.searcher import open_searcher
 from de_jax.types import InputError
 
 MAX_QUERY_CHARACTERS = 300
-MAX_RESULTS = 20
+MAX_RESULTS, USUAL_RESULTS = 20, 5
 NUM_EXAMPLES = 6
 MAX_EXAMPLE_CHARACTERS = 120
 MAX_MARKS = 12
@@ -115,6 +115,8 @@ class SideBySide:
         for model, searcher in zip(self._models.values(), self._searchers.values(), strict=True):
             searcher.compile(min(COMPILED_TOKENS, model.run.query.max_length))
             searcher.ranked(np.zeros((1, model.embedding_dim), np.float32), self._depth)
+        for example in corpus.examples[:1]:  # compiles the marks, so that the first query does not wait for that
+            self.marked(example, self.search(example, USUAL_RESULTS))
 
     def search(self, query: str, k: float) -> list[Column]:
         """The k best documents of each system, nothing marked; InputError for a query or a k that `checked` refuses.
@@ -135,7 +137,10 @@ class SideBySide:
             Column("BM25", "words of the query", bm25_ms, hits(bm25)),
             Column("Dense", first, dense_ms, hits(ranking), first),
             Column("Fusion", "BM25 and dense, by reciprocal rank", all_ms, hits(fused[query], ranks), first),
-            *(Column("Dense", name, milliseconds, hits(found), name) for name, (found, milliseconds) in others),
+            *(
+                Column(f"Dense {number}", name, milliseconds, hits(found), name)
+                for number, (name, (found, milliseconds)) in enumerate(others, start=2)
+            ),
         ]
 
     def marked(self, query: str, columns: Sequence[Column]) -> list[Column]:

@@ -53,7 +53,7 @@ def test_the_columns_are_the_rankings_that_evaluate_beir_scores(systems, trained
     expected.insert(2, fusion.fuse(expected[1::-1], depth=10))
     for query_id, query in QUERIES[:2]:
         columns = systems.search(query, 10)
-        assert [(column.system, column.about) for column in columns[1::2]] == [("Dense", "trained"), ("Dense", "earlier")]
+        assert [(column.system, column.about) for column in columns[1::2]] == [("Dense", "trained"), ("Dense 2", "earlier")]
         for column, results in zip(columns, expected, strict=True):
             found = {hit.doc_id: hit.score for hit in column.hits}
             assert list(found) == list(results[query_id])
@@ -224,7 +224,7 @@ def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monke
 
 
 def test_the_same_model_twice_is_refused_and_two_steps_of_a_run_are_not(dataset_dir, monkeypatch):
-    def load(source, step):
+    def load(source, step, backend):
         return SimpleNamespace(run=SimpleNamespace(step=step or 7, source=None if "run" in source else source))
 
     monkeypatch.setitem(sys.modules, "gradio", sys)
