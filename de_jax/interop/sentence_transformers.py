@@ -53,8 +53,13 @@ KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
 SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.normalize=True makes it a cosine"
-ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
-"""What follows a Dense, by our names; the last is sentence-transformers' default."""
+ACTIVATIONS = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+}
+"""What follows a Dense, by our names; tanh is sentence-transformers' default."""
 
 MODULE_KEYS = Keys(read="type path", harmless="idx name kwargs")
 TRANSFORMER_KEYS = Keys(

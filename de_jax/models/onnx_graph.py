@@ -236,7 +236,14 @@ def silu(g: Graph, x: str) -> Value:
     return g("Mul", x, g("Sigmoid", x))
 
 
-ACTIVATIONS: dict[str, Callable[[Graph, str], str]] = {"gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+ACTIVATIONS: dict[str, Callable[[Graph, str], str]] = {
+    "identity": lambda g, x: x,
+    "tanh": lambda g, x: g("Tanh", x),
+    "relu": lambda g, x: g("Relu", x),
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+}
 
 
 def heads(g: Graph, x: str, number: int, head_dim: int) -> Value:
@@ -419,7 +426,7 @@ def _head(g: Graph, config: TowerConfig, params: Params | None, x: str) -> Value
     if params is not None:
         x = g("MatMul", x, np.asarray(params["kernel"]))
         x = g("Add", x, np.asarray(params["bias"])) if config.projection_bias else x
-        x = g("Tanh", x) if config.projection_activation == "tanh" else x
+        x = ACTIVATIONS[config.projection_activation](g, x)
         x = norm(g, x, params["norm"], 1e-5) if config.projection_norm else x
     if not config.normalize:
         return x

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from de_jax.models import layers
 from de_jax.settings import PositiveInt, check_fields
 from de_jax.types import Array, InputError
 
@@ -17,7 +18,8 @@ Part = Literal["embedder", "encoder", "projection"]
 PARTS: tuple[Part, ...] = ("embedder", "encoder", "projection")
 """The parts of a tower; the units of sharing between two towers."""
 ProjectionInit = Literal["lecun_normal", "orthogonal"]
-ProjectionActivation = Literal["identity", "tanh"]
+ProjectionActivation = Literal["identity", "tanh", "relu", "gelu"]
+ACTIVATIONS = {"identity": lambda y: y, "tanh": jnp.tanh, "relu": nn.relu, "gelu": layers.gelu}
 PROJECTION_INITS: dict[str, Any] = {
     "lecun_normal": nn.initializers.lecun_normal,
     "orthogonal": nn.initializers.orthogonal,
@@ -61,7 +63,7 @@ class TowerConfig:
             their sum over the root of their number, or "weightedmean", by places from 1 on.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
-        projection_activation: between the linear map and a norm: nothing, or tanh (LaBSE, Feng et al. 2022).
+        projection_activation: between the linear map and a norm: nothing, tanh (LaBSE, Feng et al. 2022), relu or the exact gelu.
         projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
         normalize: whether embeddings have length 1, so that an inner product is a cosine.
         projection_init: how the projection's kernel starts: "lecun_normal", or "orthogonal", which keeps the inner products of
@@ -142,7 +144,7 @@ class Tower(nn.Module):
 
 
 class Projection(nn.Module):
-    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, tanh and a LayerNorm."""
+    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, an activation and a LayerNorm."""
 
     dim: int
     use_bias: bool
@@ -156,7 +158,7 @@ class Projection(nn.Module):
         y = jnp.einsum("bse,ed->bsd", x, kernel, precision="highest")
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.dim,))[None, None, :]
-        y = jnp.tanh(y) if self.activation == "tanh" else y
+        y = ACTIVATIONS[self.activation](y)
         return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(y) if self.use_norm else y
 
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+import scipy.stats
 from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
 
 import de_jax
@@ -99,8 +100,15 @@ def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_pa
     assert newer.doc.max_length == 48  # all the positions
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias):
+ACTIVATIONS = {
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: x * scipy.stats.norm.cdf(x),
+}
+
+
+@pytest.mark.parametrize(("has_bias", "called"), [(False, None), *((True, name) for name in ACTIVATIONS)])
+def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias, called):
     """EmbeddingGemma's head widens a vector and narrows it again; LaBSE's ends with tanh."""
     folder, rng = tmp_path / "model", np.random.default_rng(0)
     embed = write_sentence_transformer(folder, "bert", dense=has_bias, normalize=False)
@@ -108,14 +116,15 @@ def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias):
     listed = json.loads((folder / "modules.json").read_text())
     write(folder / "modules.json", [*listed, {**listed[2], "path": "3_Dense"}])
     settings = json.loads((folder / "2_Dense" / "config.json").read_text())
-    activation = {"activation_function": "torch.nn.modules.activation.Tanh"} if has_bias else {}
+    activation = {"activation_function": f"torch.nn.modules.activation.{called}"} if called else {}
     write(folder / "3_Dense" / "config.json", {**settings, "in_features": 24, "out_features": 12, "bias": True, **activation})
     file = folder / "3_Dense" / "model.safetensors"
     safetensors.numpy.save_file({"linear.weight": weight, "linear.bias": bias}, file)
     found = sentence_transformers.read(folder)
     assert {name: leaf.shape for name, leaf in found.params["shared"]["projection"].items()} == {"kernel": (32, 12), "bias": (12,)}
     mapped = embed(TEXTS) @ weight.T + bias
-    np.testing.assert_allclose(our_embeddings(found, TEXTS), np.tanh(mapped) if has_bias else mapped, rtol=1e-4, atol=1e-5)
+    expected = ACTIVATIONS[called](mapped) if called else mapped
+    np.testing.assert_allclose(our_embeddings(found, TEXTS), expected, rtol=1e-4, atol=1e-5)
     safetensors.numpy.save_file({"linear.weight": weight[:, :-1], "linear.bias": bias}, file)
     with pytest.raises(InputError, match=r"3_Dense holds \(12, 23\) and \(12,\) numbers that are no linear map of \(24,\)"):
         sentence_transformers.read(folder)
@@ -153,7 +162,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json(POOLING, pooling_mode=["weightedmean", "cls"]), "pooling weightedmean and cls"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
         (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
-        (in_json(DENSE, activation_function="torch.nn.modules.activation.ReLU"), "the activation .*ReLU has no place"),
+        (in_json(DENSE, activation_function="torch.nn.modules.activation.SiLU"), "the activation .*SiLU has no place"),
         (in_json(DENSE, activation_function="my.Tanh"), "the activation my.Tanh has no place"),
         (modules_with_tanh_first, r"3_Dense follows a Dense with tanh; a tower has one linear map"),
         (in_json(DENSE, out_features=25), "2_Dense/linear.bias gives .* in the place of|2_Dense/linear.weight gives"),

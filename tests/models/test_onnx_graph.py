@@ -41,6 +41,8 @@ HEADS = {
     "plain": {"projection_dim": None, "normalize": False},
     "linear": {"projection_dim": 12},
     "tanh": {"projection_dim": 12, "projection_bias": True, "projection_activation": "tanh"},
+    "relu": {"projection_dim": 12, "projection_activation": "relu"},
+    "gelu": {"projection_dim": 12, "projection_activation": "gelu"},
     "norm": {"projection_dim": 12, "projection_bias": True, "projection_norm": True, "normalize": False},
 }
 
