@@ -1,5 +1,6 @@
 """Dual encoders for dense retrieval in JAX. Importing this package is fast: each name loads its module on first use.
 
+lighten    trains a light query tower for an index that stays
 load       opens a model from a run, a folder of another library or the Hugging Face hub
 evaluate   scores a model on a data set
 fine_tune  trains a model on a table of pairs, and says whether it helped
@@ -15,12 +16,25 @@ register_encoder   makes an encoder of your own known
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-__all__ = ["Recipe", "documents", "evaluate", "fine_tune", "load", "losses", "merge", "register_encoder", "train", "tune"]
+__all__ = [
+    "Recipe",
+    "documents",
+    "evaluate",
+    "fine_tune",
+    "lighten",
+    "load",
+    "losses",
+    "merge",
+    "register_encoder",
+    "train",
+    "tune",
+]
 
 _MODULES = {
     "Recipe": "recipe",
     "evaluate": "scoring",
     "fine_tune": "tuning",
+    "lighten": "lightening",
     "load": "model",
     "merge": "model",
     "register_encoder": "models.dual_encoder",
@@ -30,6 +44,7 @@ _MODULES = {
 
 if TYPE_CHECKING:
     from de_jax import documents, losses
+    from de_jax.lightening import lighten
     from de_jax.model import load, merge
     from de_jax.models.dual_encoder import register_encoder
     from de_jax.recipe import Recipe

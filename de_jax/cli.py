@@ -33,6 +33,7 @@ GROUPS = {
     "Training": {
         "fine_tune": "tune",
         "tune": "tune",
+        "lighten": "tune",
         "train": "train",
         "train daft": "daft",
         "plan": "train",

@@ -43,7 +43,7 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {  # of "de_jax": when they are used, see below
-    "de_jax": Rule(("documents", "losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
+    "de_jax": Rule(("documents", "lightening", "losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -106,6 +106,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.documents": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.tuning": PROCESS._replace(layers=(*PROCESS.layers, "documents", "model", "trainer")),
+    "de_jax.lightening": PROCESS._replace(layers=(*PROCESS.layers, "model", "trainer", "tuning")),
     "de_jax.trials": PROCESS._replace(layers=(*PROCESS.layers, "documents", "model", "scoring", "trainer", "tuning")),
     "de_jax.server": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("starlette", "uvicorn"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "hooks")),

@@ -182,19 +182,19 @@ def sentences(verdict: Mapping[str, Any]) -> list[str]:
 def _sentence(found: Mapping[str, Any]) -> str:
     """The verdict in words."""
     number = f"{found['num_queries']:,} held-out question{'s' if found['num_queries'] > 1 else ''}"
-    beside = f"BM25 has {_short(found['bm25'])}, both together {_short(found['fusion'])}"
+    beside = f"; BM25 has {_short(found['bm25'])}, both together {_short(found['fusion'])}" if "bm25" in found else ""
     if "before" not in found:
-        return f"{MEASURE} {_short(found['after'])} on {number}; {beside}."
+        return f"{MEASURE} {_short(found['after'])} on {number}{beside}."
     scores = f"{MEASURE} before {_short(found['before'])}, after {_short(found['after'])}"
     if "p" not in found:
-        return f"{scores}, but {number} cannot tell a gain from chance; hold out more. {beside}."
+        return f"{scores}, but {number} cannot tell a gain from chance; hold out more{beside}."
     low, high = found["interval"]
     test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {_p(found['p'])}, {number}"
     if found["result"] == "no difference":
         seen = f"the smallest that would show: {_short(found['smallest_visible'])}"
-        return f"no difference that {number} could show ({seen}): {scores} ({test}); {beside}."
+        return f"no difference that {number} could show ({seen}): {scores} ({test}){beside}."
     advice = "; keep the model that it started from" if found["result"] == "worse" else ""
-    return f"{found['result']}: {scores} ({test}); {beside}{advice}."
+    return f"{found['result']}: {scores} ({test}){beside}{advice}."
 
 
 def _short(value: float) -> str:

@@ -176,7 +176,7 @@ def test_dropped_judgements_are_counted_with_an_option_that_keeps_them(call, nam
 
 OTHERS = {
     "quickstart": "builds its data",
-    **dict.fromkeys(("fine_tune", "tune"), "train as a recipe does; see tests/test_fine_tune.py"),
+    **dict.fromkeys(("fine_tune", "lighten", "tune"), "train as a recipe does; see tests/test_fine_tune.py"),
     "demo": "needs Gradio; see tests/tools/test_demo.py",
     "serve": "opens a corpus as search does; see tests/tools/test_serve.py",
     "analyse data": "counts empty texts; see tests/data/test_data_report.py",

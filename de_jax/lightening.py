@@ -1,0 +1,128 @@
+"""A light query tower for an index that stays as it is: its price in quality, and its gain in milliseconds.
+
+light = de_jax.lighten("runs/qa", "qa.csv", run_dir="runs/light", layers=2)
+print(light.sentence)
+light.model.encode_query(["how do I open a file?"])  # for the index of runs/qa
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax import losses
+from de_jax.data.sources.options import Share
+from de_jax.data.text.table_files import Rows
+from de_jax.evaluation import latency, metrics, verdict
+from de_jax.evaluation.dev_scores import rank_dev
+from de_jax.files import addresses, outputs
+from de_jax.interop.fine_tuning import pretrained_tower
+from de_jax.model import Model, load
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.recipe import Initialization
+from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
+from de_jax.trainer import train
+from de_jax.tuning import TEMPERATURE, data_of, fitted, options_of, recipe_of, source_of
+from de_jax.types import InputError
+
+REPORT_FILE = "light.json"
+NUM_CALLS = 100
+"""Queries that are timed, one at a time."""
+
+
+class Light(NamedTuple):
+    """A model with a light query tower."""
+
+    model: Model
+    sentence: str  # the price and the gain
+    report: dict[str, Any]  # as in light.json
+
+
+@checked
+def lighten(
+    model: str | Path | Model,
+    pairs: str | Path | Rows,
+    *,
+    run_dir: str | Path,
+    layers: PositiveInt = 2,
+    epochs: PositiveFloat = 3,
+    num_steps: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    learning_rate: PositiveFloat = 1e-4,
+    max_query_length: PositiveInt | None = None,
+    max_doc_length: PositiveInt | None = None,
+    columns: Mapping[str, str] | None = None,
+    dev_fraction: ShareBelowOne = 0.1,
+    seed: Seed = 0,
+) -> Light:
+    """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
+
+    The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), so that an index of the model serves the light
+    queries too. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a query; the same call continues
+    after a stop.
+
+    Args:
+        model, pairs, run_dir, num_steps, batch_size, max_query_length, max_doc_length, columns, dev_fraction, seed: as of
+            `fine_tune`.
+        layers: of the light query tower; less than the model's.
+        epochs: passes over the pairs.
+        learning_rate: the highest, of the query tower.
+
+    Raises:
+        InputError: as of `fine_tune`, too many layers, or no held-out query.
+    """
+    local, source = addresses.local(run_dir), source_of(model)
+    data = data_of(pairs, columns, dev_fraction)
+    given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
+    options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    depth = getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", 0)
+    if layers >= depth:
+        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; give 1 to {max(1, depth - 1)}.")
+    loss = functools.partial(losses.in_batch_softmax, temperature=TEMPERATURE, directions="query_to_doc")
+    steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
+    recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)
+    first = tuple(range(layers))
+    light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
+    start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)
+    train(
+        dataclasses.replace(
+            recipe,
+            model=light,
+            initialization=start,
+            optimization=dataclasses.replace(recipe.optimization, frozen=("doc/.*",)),
+            logging=dataclasses.replace(recipe.logging, evaluate_start=False),
+        ),
+        local,
+    )
+    return _compared(load(source), load(local), data(options=options, share=Share()).dev, Path(local))
+
+
+def _compared(whole: Model, light: Model, dev: Any, folder: Path) -> Light:
+    """Scores both on the held-out queries, and times their query towers in turns."""
+    if dev is None:
+        raise InputError("no query is held out, so the light tower cannot be judged; give a dev_fraction above 0.")
+    whole = Model(whole.run._replace(query=light.run.query, doc=light.run.doc), dtype="auto")
+    before, after = (metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, verdict.MEASURE) for one in (whole, light))
+    judged = verdict.judge(after, before)
+    queries = light.run.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows[:NUM_CALLS]))
+    runs = {"whole": whole.encoding, "light": light.encoding}
+    timed = {one.name: one for one in latency.measure(runs, queries, batch_sizes=(1,), num_calls=NUM_CALLS)}
+    report = {
+        "quality": {name: value for name, value in judged.items() if name not in ("result", "sentence")},
+        "milliseconds": {name: one.p50 for name, one in timed.items()},
+        "times_as_fast": timed["light"].ratio,
+        "device": latency.device(),
+    }
+    sentence = (
+        f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is {judged['after']:.3f} in "
+        f"place of {judged['before']:.3f} ({judged['num_queries']:,} held-out questions"
+    )
+    if "interval" in judged:
+        low, high = judged["interval"]
+        sentence += f"; the difference is {judged['difference']:+.3f}, 95 % {low:+.3f} to {high:+.3f}, p {judged['p']:.2g}"
+    sentence += "); documents keep their embeddings."
+    outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
+    return Light(light, sentence, report)

@@ -1,0 +1,40 @@
+"""A light query tower for an index that stays as it is."""
+
+import json
+
+import numpy as np
+import pytest
+
+import de_jax
+from de_jax.types import InputError
+from tests import tiny_run
+from tests.test_fine_tune import FAST, PAIRS
+
+SIZES = {**FAST, "dev_fraction": 0.3}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start")
+    fresh = tiny_run.write_run(folder, steps=(1,), num_layers=2)
+    return de_jax.fine_tune(fresh, PAIRS, run_dir=folder / "tuned", **SIZES)
+
+
+def test_documents_keep_their_bits_and_queries_find_them_again(start, tmp_path):
+    light = de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=1, **SIZES)
+    texts = [doc for _, doc in PAIRS]
+    assert np.array_equal(light.model.encode_document(texts), start.encode_document(texts))
+    assert light.model.run.model.query.encoder.num_layers == 1
+    quality, milliseconds = light.report["quality"], light.report["milliseconds"]
+    assert quality["before"] == pytest.approx(start.scores["after"], abs=0.05)  # which leaves near-duplicates out
+    assert quality["after"] > 0.5 * quality["before"]
+    assert milliseconds.keys() == {"whole", "light"}
+    assert "documents keep their embeddings" in light.sentence
+    kept = json.loads((tmp_path / "light/light.json").read_text())
+    assert kept == {"sentence": light.sentence, **light.report}
+
+
+def test_a_tower_that_would_not_be_lighter_is_refused(start, tmp_path):
+    with pytest.raises(InputError, match=r"layers is 2, but the query tower of .* has 2; give 1 to 1"):
+        de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=2, **SIZES)
+    assert not (tmp_path / "light").exists()
