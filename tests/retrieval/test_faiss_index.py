@@ -514,11 +514,16 @@ def test_rows_beyond_the_corpus_and_lists_beyond_their_file_are_refused(corpus, 
     built = FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat", options=SearchOptions(nprobe=4))
     built.save(tmp_path / "whole")
     lists = tmp_path / "index" / faiss_index.LISTS_FILE
-    lists.write_bytes(b"\x7f" * lists.stat().st_size)
+
+    def replace(content):  # as a new file, since one that is mapped must not shrink
+        lists.unlink()
+        lists.write_bytes(content)
+
+    replace(b"\x7f" * lists.stat().st_size)
     folders.write_checksums(tmp_path / "index", "faiss index")
     with pytest.raises(InputError, match=rf"holds document \d+ of {len(ids)}, so it is damaged; build the index again"):
         FaissIndex.load(tmp_path / "index").search(queries, 3)
-    lists.write_bytes(lists.read_bytes()[:100])
+    replace(lists.read_bytes()[:100])
     folders.write_checksums(tmp_path / "index", "faiss index")
     with pytest.raises(InputError, match=r"has lists beyond the 100 bytes of .*lists\.bin; build the index again"):
         FaissIndex.load(tmp_path / "index")
