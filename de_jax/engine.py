@@ -14,7 +14,7 @@ from typing import Any
 
 from de_jax import command
 from de_jax.files import addresses
-from de_jax.types import needs
+from de_jax.settings import needs
 
 RETRIES = 3
 """Of a task whose process or machine was lost."""

@@ -131,8 +131,7 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     Raises:
         InputError: no models, models of different shapes or vocabularies, or weights that do not fit.
 
-    Example:
-        >>> de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])  # doctest: +SKIP
+    Example: `de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])`.
     """
     shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
     if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:

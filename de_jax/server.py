@@ -23,7 +23,8 @@ import numpy as np
 from de_jax.data.stores.corpus import tokenized
 from de_jax.model import Model
 from de_jax.retrieval.searcher import Searcher
-from de_jax.types import InputError, needs
+from de_jax.settings import needs
+from de_jax.types import InputError
 
 TOWERS = {"query": "query", "document": "doc"}
 """The names of models that a client gives, and those of towers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -19,13 +20,13 @@ import numbers
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from de_jax.types import InputError
+from de_jax.types import DISTRIBUTION, InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LONGEST = 100
@@ -542,3 +543,18 @@ def _is_foreign(path: str) -> bool:
     from de_jax.files import addresses  # most paths are here
 
     return addresses.foreign(path) is not None
+
+
+@contextlib.contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Around imports of packages that only an extra installs. A missing package is one sentence with the name of the extra.
+
+    Raises:
+        InputError: a package is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name = error.name or getattr(error.__cause__, "name", None)
+        package = f"the package {name}" if name else f"more packages ({error})"
+        raise InputError(f"{what} needs {package}; run pip install '{DISTRIBUTION}[{extra}]'.") from None

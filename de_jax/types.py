@@ -18,7 +18,6 @@ Axis letters used in every shape of this code base:
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -172,18 +171,3 @@ DISTRIBUTION = "de-jax-retrieval"
 
 class InputError(ValueError):
     """The user's input cannot be used. The message is one sentence: the fault, its place, and the fix."""
-
-
-@contextlib.contextmanager
-def needs(extra: str, what: str) -> Iterator[None]:
-    """Around imports of packages that only an extra installs. A missing package is one sentence with the name of the extra.
-
-    Raises:
-        InputError: a package is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        name = error.name or getattr(error.__cause__, "name", None)
-        package = f"the package {name}" if name else f"more packages ({error})"
-        raise InputError(f"{what} needs {package}; run pip install '{DISTRIBUTION}[{extra}]'.") from None

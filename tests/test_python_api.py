@@ -478,7 +478,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "the path is 5;": lambda: de_jax.train(None, 5),
         "recipe is 'x.gin'; give a Recipe": lambda: de_jax.train("x.gin", tmp_path / "new"),
         "the path is ''; name": lambda: de_jax.train(None, ""),
-        "format is 'onnx'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="onnx"),
+        "format is 'keras'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="keras"),
         "exists already": lambda: sde.save(folders["sde"]),
         "truncate_dim=3 is no part of a model": lambda: de_jax.load(folders["sde"], truncate_dim=3).save(tmp_path / "new"),
     }

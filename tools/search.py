@@ -24,8 +24,8 @@ from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable, texts_of
-from de_jax.settings import LocalPath, PositiveInt
-from de_jax.types import Backend, InputError, needs
+from de_jax.settings import LocalPath, PositiveInt, needs
+from de_jax.types import Backend, InputError
 
 ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""

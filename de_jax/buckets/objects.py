@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from de_jax.types import InputError, needs
+from de_jax.settings import needs
+from de_jax.types import InputError
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from de_jax.demo import markup
 from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, USUAL_RESULTS, SideBySide, open_corpus
 from de_jax.model import Model, load
 from de_jax.retrieval.searcher import printable
-from de_jax.types import Backend, InputError, needs
+from de_jax.settings import needs
+from de_jax.types import Backend, InputError
 
 MAX_WAITING = 16
 """Requests that wait for their turn; more are refused."""

@@ -24,8 +24,8 @@ from de_jax.data.text.tokenizing import (
 )
 from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
-from de_jax.settings import Maybe, Record
-from de_jax.types import InputError, needs
+from de_jax.settings import Maybe, Record, needs
+from de_jax.types import InputError
 
 SpecialTokens = Literal["text", "as_transformers"]
 VOCABULARY_FILES = (

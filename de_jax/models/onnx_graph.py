@@ -19,7 +19,8 @@ from de_jax.models.bert import MAX_DISTANCE, BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import NORM_EPSILON, T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.types import InputError, Params, needs
+from de_jax.settings import needs
+from de_jax.types import InputError, Params
 
 OPSET, IR_VERSION = 17, 9
 MAX_BYTES = 2**31 - 2**20

@@ -14,8 +14,8 @@ from jaxtyping import Float
 
 from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_bytes, read_lines
-from de_jax.settings import Count, Record
-from de_jax.types import InputError, needs
+from de_jax.settings import Count, Record, needs
+from de_jax.types import InputError
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
 BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from de_jax.files import folders
 from de_jax.retrieval.embedding_files import EMBEDDINGS
 from de_jax.retrieval.index import check_finite, check_search, ranking_of, ranks_by_id
-from de_jax.types import InputError, Ranking, needs
+from de_jax.settings import needs
+from de_jax.types import InputError, Ranking
 
 PREFIX = "milvus:"
 """Begins the value of --index; an address or a file follows."""

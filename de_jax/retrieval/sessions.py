@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.models import onnx_graph
+from de_jax.settings import needs
 from de_jax.training.run.run_folder import Run
-from de_jax.types import needs
 
 Compute = Callable[[dict[str, np.ndarray]], np.ndarray]
 

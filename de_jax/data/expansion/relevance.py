@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from de_jax.files import reading
-from de_jax.settings import Range, Record, list_of, text_id
-from de_jax.types import InputError, needs
+from de_jax.settings import Range, Record, list_of, needs, text_id
+from de_jax.types import InputError
 
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
 

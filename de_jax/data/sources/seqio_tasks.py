@@ -29,7 +29,8 @@ from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSour
 from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer
 from de_jax.files import folders
 from de_jax.files.outputs import progress_bar
-from de_jax.types import InputError, needs
+from de_jax.settings import needs
+from de_jax.types import InputError
 
 TEXTS_SPLIT = "all"
 """The one split of a task of texts."""

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import numpy as np
 
 from de_jax.files import json_objects, reading
-from de_jax.settings import LOCAL, Record, file_name, list_of
-from de_jax.types import InputError, needs
+from de_jax.settings import LOCAL, Record, file_name, list_of, needs
+from de_jax.types import InputError
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 64 << 20
 _ARROW_FILE = b"ARROW1"
@@ -334,7 +334,11 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
             names, plain, leaves = _chosen(path, file.schema_arrow.names, wanted), file.schema_arrow, file.schema
             size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
             rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
-            texts = [leaf.path for leaf in map(leaves.column, range(len(leaves))) if leaf.physical_type == "BYTE_ARRAY"]
+            texts = [
+                leaf.path
+                for leaf in map(leaves.column, range(len(leaves)))
+                if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level
+            ]
         # A text that many rows share stands once in the file, and would be a copy in each row of a batch.
         with parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
             batches = file.iter_batches(batch_size=rows, columns=names)

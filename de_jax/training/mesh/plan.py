@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from de_jax.models import attention, layers
+from de_jax.settings import needs
 from de_jax.training.mesh import absent_gpus, hlo
-from de_jax.types import InputError, needs
+from de_jax.types import InputError
 
 GIB = 2**30
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from de_jax.files.outputs import append_text, atomic_file, make_folder, naming, progress_bar, say
 from de_jax.files.reading import BOM, parse_json, read_bytes
-from de_jax.settings import Count, Mismatch, Record, map_of
+from de_jax.settings import Count, Mismatch, Record, map_of, needs
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.run.fit import Stop
-from de_jax.types import Array, InputError, Metrics, Packed, Schedule, TrainState, TrainStep, needs
+from de_jax.types import Array, InputError, Metrics, Packed, Schedule, TrainState, TrainStep
 
 METRICS_FILE = "metrics.jsonl"
 
