@@ -64,6 +64,7 @@ ROOMS = {
     "tools": "Commands",
     "trainer.py": "Devices and training runs",
     "training": "Devices and training runs",
+    "lightening.py": "Models in Python",
     "trials.py": "Models in Python",
     "tuning.py": "Models in Python",
     "types.py": "Installation",
