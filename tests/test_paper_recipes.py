@@ -71,6 +71,7 @@ def kind_of(recipe):
     return repr((name_of(recipe.loss), model.shared, towers, brought, training.alternate, recipe.negatives.negative_cache is None))
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*holds an encoder alone")
 def test_a_row_of_each_kind_can_be_traced(recipes):
     for recipe in {kind_of(recipe): recipe for _, recipe in reversed(recipes(""))}.values():

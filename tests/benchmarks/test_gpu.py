@@ -61,6 +61,7 @@ def test_a_second_visit_continues_with_what_is_missing(visit, monkeypatch):
     assert [line["part"] for line in lines] == ["machine", "ceilings", "large"]
 
 
+@pytest.mark.soak
 def test_a_part_ends_at_twice_its_seconds_and_the_next_is_measured(visit, monkeypatch):
     monkeypatch.setitem(gpu.PARTS, "long", Part("ceilings --size 4096 --calls 100000", 5))
     _, report, lines = visit("long", "ceilings")

@@ -62,7 +62,7 @@ def assert_equal(case, found, e):
 
 @every_case
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("is_set", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_mesh_of_the_callers_gives_the_loss_of_one_device(case, axis_type, is_set, e):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
     sharded = jax.device_put(e, NamedSharding(mesh, BY_ROWS))
