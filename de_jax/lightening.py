@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from de_jax import losses
 from de_jax.data.sources.options import Share
+from de_jax.data.sources.training_set import DevSet
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import latency, metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
@@ -53,20 +54,18 @@ def lighten(
     batch_size: PositiveInt | None = None,
     learning_rate: PositiveFloat = 1e-4,
     max_query_length: PositiveInt | None = None,
-    max_doc_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.1,
     seed: Seed = 0,
 ) -> Light:
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
 
-    The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), so that an index of the model serves the light
-    queries too. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a query; the same call continues
-    after a stop.
+    The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), and cuts texts where the model does, so that an index
+    of the model serves the light queries too. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a
+    query; the same call continues after a stop.
 
     Args:
-        model, pairs, run_dir, num_steps, batch_size, max_query_length, max_doc_length, columns, dev_fraction, seed: as of
-            `fine_tune`.
+        model, pairs, run_dir, num_steps, batch_size, max_query_length, columns, dev_fraction, seed: as of `fine_tune`.
         layers: of the light query tower; less than the model's.
         epochs: passes over the pairs.
         learning_rate: the highest, of the query tower.
@@ -76,11 +75,15 @@ def lighten(
     """
     local, source = addresses.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction)
-    given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
-    options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
-    depth = getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", 0)
-    if layers >= depth:
-        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; give 1 to {max(1, depth - 1)}.")
+    depth = getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", None)
+    if depth is not None and layers >= depth:
+        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
+    given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
+    options = options_of(source, seed=seed, **given)
+    options, num_pairs = fitted(data, options, is_set={**given, "max_doc_length": options.max_doc_length})
+    dev = data(options=options, share=Share()).dev
+    if dev is None:
+        raise InputError("no query is held out, so the light tower could not be judged; give a dev_fraction above 0.")
     loss = functools.partial(losses.in_batch_softmax, temperature=TEMPERATURE, directions="query_to_doc")
     steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
     recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)
@@ -97,13 +100,11 @@ def lighten(
         ),
         local,
     )
-    return _compared(load(source), load(local), data(options=options, share=Share()).dev, Path(local))
+    return _compared(load(source), load(local), dev, Path(local))
 
 
-def _compared(whole: Model, light: Model, dev: Any, folder: Path) -> Light:
+def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
     """Scores both on the held-out queries, and times their query towers in turns."""
-    if dev is None:
-        raise InputError("no query is held out, so the light tower cannot be judged; give a dev_fraction above 0.")
     whole = Model(whole.run._replace(query=light.run.query, doc=light.run.doc), dtype="auto")
     before, after = (metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, verdict.MEASURE) for one in (whole, light))
     judged = verdict.judge(after, before)

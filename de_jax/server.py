@@ -202,10 +202,13 @@ class Server:
         texts, tower = self._texts(body, "input"), TOWERS[name]
         found = np.asarray(await self._batcher(tower, texts), "<f4")
         shown = [base64.b64encode(row.tobytes()).decode() if form == "base64" else row.tolist() for row in found]
-        side = self._model.run.side(tower)
-        num_tokens = int(tokenized(texts, side.tokenizer).lengths(side.max_length).sum())
+        num_tokens = await asyncio.to_thread(self._num_tokens, texts, tower)  # other requests do not wait for it
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(shown)]
         return {"object": "list", "model": name, "data": data, "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
+
+    def _num_tokens(self, texts: list[str], tower: str) -> int:
+        side = self._model.run.side(tower)
+        return int(tokenized(texts, side.tokenizer).lengths(side.max_length).sum())
 
     async def _search(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self._searcher is not None

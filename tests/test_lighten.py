@@ -10,19 +10,19 @@ from de_jax.types import InputError
 from tests import tiny_run
 from tests.test_fine_tune import FAST, PAIRS
 
-SIZES = {**FAST, "dev_fraction": 0.3}
+SIZES = {name: value for name, value in FAST.items() if name != "max_doc_length"} | {"dev_fraction": 0.3}
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("start")
     fresh = tiny_run.write_run(folder, steps=(1,), num_layers=2)
-    return de_jax.fine_tune(fresh, PAIRS, run_dir=folder / "tuned", **SIZES)
+    return de_jax.fine_tune(fresh, PAIRS, run_dir=folder / "tuned", max_doc_length=24, **SIZES)
 
 
 def test_documents_keep_their_bits_and_queries_find_them_again(start, tmp_path):
     light = de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=1, **SIZES)
-    texts = [doc for _, doc in PAIRS]
+    texts = [doc for _, doc in PAIRS] + [" ".join(doc for _, doc in PAIRS[:3])]  # the last one is cut as by the model
     assert np.array_equal(light.model.encode_document(texts), start.encode_document(texts))
     assert light.model.run.model.query.encoder.num_layers == 1
     quality, milliseconds = light.report["quality"], light.report["milliseconds"]
@@ -35,6 +35,12 @@ def test_documents_keep_their_bits_and_queries_find_them_again(start, tmp_path):
 
 
 def test_a_tower_that_would_not_be_lighter_is_refused(start, tmp_path):
-    with pytest.raises(InputError, match=r"layers is 2, but the query tower of .* has 2; give 1 to 1"):
+    with pytest.raises(InputError, match=r"layers is 2, but the query tower of .* has 2; a light one has fewer"):
         de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=2, **SIZES)
+    assert not (tmp_path / "light").exists()
+
+
+def test_a_table_without_held_out_queries_is_refused_before_anything_is_trained(start, tmp_path):
+    with pytest.raises(InputError, match="no query is held out"):
+        de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=1, **{**SIZES, "dev_fraction": 0.0})
     assert not (tmp_path / "light").exists()

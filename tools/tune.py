@@ -131,9 +131,11 @@ def lighten(
         learning_rate: the highest rate.
         dev_fraction: share of the queries that is held out.
     """
-    if start.questions:
+    given = asdict(start)
+    if given.pop("questions"):
         raise InputError("--questions is for documents alone, which have no queries to learn from; leave it out.")
-    given = {name: value for name, value in asdict(start).items() if name != "questions"}
+    if given.pop("max_doc_length"):
+        raise InputError("--max_doc_length would change the embeddings of documents, which lighten keeps; leave it out.")
     given |= {"layers": layers, "epochs": epochs, "num_steps": num_steps, "learning_rate": learning_rate}
     found = lightening.lighten(pairs=pairs, dev_fraction=dev_fraction, **given)
     return {"run_dir": start.run_dir, "sentence": found.sentence, **found.report}

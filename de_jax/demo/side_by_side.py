@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import math
@@ -116,7 +117,8 @@ class SideBySide:
             searcher.compile(min(COMPILED_TOKENS, model.run.query.max_length))
             searcher.ranked(np.zeros((1, model.embedding_dim), np.float32), self._depth)
         for example in corpus.examples[:1]:  # compiles the marks, so that the first query does not wait for that
-            self.marked(example, self.search(example, USUAL_RESULTS))
+            with contextlib.suppress(InputError):  # a query that the page would refuse too
+                self.marked(example, self.search(example, USUAL_RESULTS))
 
     def search(self, query: str, k: float) -> list[Column]:
         """The k best documents of each system, nothing marked; InputError for a query or a k that `checked` refuses.

@@ -29,11 +29,10 @@ def write(folder: Path, run: Run, license: str | None = None) -> None:
     sentence_transformers_export.write(folder, run)
     names = {"query": "query", "doc": "document"} if (folder / "query").is_dir() else {"doc": ""}
     for tower, name in names.items():
-        side, params = run.side(tower), {**run.params.get("shared", {}), **run.params.get(tower, {})}
+        side, (config, params) = run.side(tower), run.tower(tower)
         notes = {"max_length": str(side.max_length), "license": license or "", "step": str(run.step)}
         notes |= {"tower": name or "query and document", "prompt": side.prompt if name else ""}
         (folder / name / "onnx").mkdir()
         for file, precision in FILES.items():
-            config = {"query": run.model.query, "doc": run.model.doc}[tower]
             graph = onnx_graph.model_of(config, params, precision, pad_id=side.tokenizer.pad_id, notes=notes)
             sessions.save(graph, folder / name / "onnx" / file)

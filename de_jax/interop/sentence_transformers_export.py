@@ -67,11 +67,11 @@ def _is_one_model(run: Run) -> bool:
 
 def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], default_prompt: str | None) -> list[dict[str, Any]]:
     """One tower as a model; gives its modules.json."""
-    config = {"query": run.model.query, "doc": run.model.doc}[tower]
-    params = {**run.params.get("shared", {}), **run.params.get(tower, {})}
+    config, params = run.tower(tower)
     side = run.side(tower)
     tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
-    encoder = {part: params[part] for part in ("embedder", "encoder") if part in params}  # a BERT without layers has no encoder
+    parts: tuple[str, ...] = ("embedder", "encoder")
+    encoder = {part: params[part] for part in parts if part in params}  # a BERT without layers has no encoder
     known = kind_of(config.encoder, tokenizer.pad_id)
     unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
     save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})

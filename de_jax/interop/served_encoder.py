@@ -29,7 +29,7 @@ import numpy as np
 TOWERS = {"query": "query", "document": "doc", "doc": "doc"}
 """The names of a caller, and those in serving.json; "doc" is also read, as older programs say."""
 SETTINGS = {"prompt": str, "pad_id": int, "prefix_ids": list, "suffix_ids": list, "max_length": int, "dim": int}
-"""What serving.json says of a tower's texts and embeddings."""
+"""The settings of a tower in serving.json, and their types."""
 LENGTH_MULTIPLE = 16  # tokens; each length and each number of texts is compiled once
 
 

@@ -25,9 +25,9 @@ class Session:
     """
 
     def __init__(self, run: Run, tower: str) -> None:
-        config = {"query": run.model.query, "doc": run.model.doc}[tower]
+        config, params = run.tower(tower)
         precision: onnx_graph.Precision = "int8" if run.backend == "onnx-int8" else "float32"
-        graph = onnx_graph.model_of(config, {**run.params.get("shared", {}), **run.params.get(tower, {})}, precision)
+        graph = onnx_graph.model_of(config, params, precision)
         with tempfile.TemporaryDirectory() as folder:
             is_large = num_bytes(graph) >= onnx_graph.MAX_BYTES
             source: Any = save(graph, Path(folder) / "model.onnx") if is_large else graph.SerializeToString()

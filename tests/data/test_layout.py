@@ -56,6 +56,30 @@ def test_batches_have_few_shapes(store):
     assert all(num_rows % 4 == 0 and length == 48 for num_rows, length in shapes)
 
 
+class Lengths:
+    """Texts of some lengths, which a layout asks for."""
+
+    def __init__(self, lengths):
+        self._lengths = lengths
+
+    def lengths(self, max_length):
+        return np.minimum(self._lengths, max_length)
+
+    def pad(self, rows, max_length, pad_to):
+        return np.ones((len(rows), pad_to), np.int32)
+
+
+def test_small_batches_have_few_shapes_too():
+    """Each further one is compiled, which takes longer than hundreds of updates on an accelerator."""
+    rng = np.random.default_rng(0)
+    texts = Lengths(rng.geometric(1 / 12, 20_000).clip(3, 64).astype(np.int32))
+    batches = [rng.permutation(20_000)[:64] for _ in range(1024)]
+    lay_out = layout.packed(texts, 64, sample=batches)
+    assert len({lay_out(batch, 0).tokens.shape for batch in batches}) == 1
+    later = {lay_out(rng.permutation(20_000)[:64], 0).tokens.shape for _ in range(1024)}
+    assert len(later) <= 2
+
+
 def test_rows_are_no_longer_than_the_longest_text_needs(store):
     longest = int(store.lengths(10**6).max())
     texts = np.arange(100)

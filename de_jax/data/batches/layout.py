@@ -115,7 +115,7 @@ def packing(
     max_texts = math.ceil(2 * row_length / mean)  # twice what fits on average: the shortest texts meet in the last rows
     host_multiple = -(-row_multiple // num_hosts)
     needed = max(_num_rows(_fitted(lengths, texts, row_length, max_texts, num_hosts)) for texts in sample)
-    step = host_multiple * max(1, math.ceil(needed / (_NUM_SIZES * host_multiple)))
+    step = host_multiple * math.ceil(needed / (_NUM_SIZES * host_multiple))
     return Packing(row_length, max_texts, _round_up(needed, step) + step * changes, step)
 
 

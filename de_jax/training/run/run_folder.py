@@ -33,6 +33,7 @@ from de_jax.files import addresses
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import DESCRIPTION, TRAINING_SETTINGS, DualEncoder
+from de_jax.models.tower import TowerConfig
 from de_jax.settings import Maybe, PositiveInt, Record, file_name, nullable, of_class
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
@@ -93,6 +94,11 @@ class Run(NamedTuple):
     def side(self, tower: str) -> Side:
         """How a tower ("query" or "doc") reads its texts."""
         return {"query": self.query, "doc": self.doc}[tower]
+
+    def tower(self, tower: str) -> tuple[TowerConfig, Params]:
+        """A tower with its parameters, shared ones too."""
+        config = {"query": self.model.query, "doc": self.model.doc}[tower]
+        return config, {**self.params.get("shared", {}), **self.params.get(tower, {})}
 
 
 @contextlib.contextmanager
