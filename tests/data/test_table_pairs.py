@@ -169,18 +169,6 @@ def test_a_store_without_negatives_or_scores_has_no_such_arrays(vocabulary, tmp_
     assert (store.neg_docs, store.scores) == (None, None)
 
 
-def test_scores_that_do_not_fit_the_negatives_are_a_damaged_store(vocabulary, tmp_path):
-    opened(ROWS, vocabulary, tmp_path, batch_size=2)
-    folder = next(tmp_path.glob("table-*"))
-    (folder / "checksums.json").unlink()
-    np.save(folder / "scores.npy", np.zeros((5, 2), np.float32))
-    with pytest.raises(InputError, match=r"scores\.npy is damaged: it does not hold 3 finite scores a pair"):
-        pair_store.open_pair_store(folder)
-    np.save(folder / "scores.npy", np.full((5, 3), np.inf, np.float32))
-    with pytest.raises(InputError, match=r"scores\.npy is damaged: it does not hold 3 finite scores a pair"):
-        pair_store.open_pair_store(folder)
-
-
 def test_prompts_are_part_of_the_tokens_and_of_the_name_of_the_folder(vocabulary, tmp_path):
     plain, prompted = (
         opened(ROWS, vocabulary, tmp_path, batch_size=2, pack=False, **prompts) for prompts in ({}, {"query_prompt": "ask "})
@@ -239,13 +227,13 @@ def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabu
 
 
 def test_a_folder_that_cannot_be_opened_does_not_appear(vocabulary, tmp_path, monkeypatch):
-    open_arrays = pair_store._open_arrays
+    opened_folder = pair_store._open
 
-    def faulty(folder, *more):
+    def faulty(folder):
         (folder / "pairs.npy").write_bytes(b"")
-        return open_arrays(folder, *more)
+        return opened_folder(folder)
 
-    monkeypatch.setattr(pair_store, "_open_arrays", faulty)
+    monkeypatch.setattr(pair_store, "_open", faulty)
     tokenizers = dict.fromkeys(("query", "doc"), load_tokenizer(vocabulary))
     with pytest.raises(InputError, match=r"pairs\.npy is no \.npy file"):
         table_store.write_pairs(tmp_path / "store", tables_of(Table(ROWS)), tokenizers, "test")

@@ -24,10 +24,10 @@ from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows
-from de_jax.data.text import beir, input_policy
+from de_jax.data.text import beir
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
-from de_jax.files import folders
+from de_jax.files import folders, outputs
 from de_jax.types import PADDING_ID, Batch, InputError
 
 # Pairs, and batches, by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
@@ -127,7 +127,10 @@ class TrainingPairs(NamedTuple):
         known = np.unique(pairs[:, 0] << 32 | pairs[:, 1])
         wanted = np.where(rows == PADDING_ID, PADDING_ID, query << 32 | doc)
         is_relevant = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
-        input_policy.tell_relevant(self.name, int(np.count_nonzero(is_relevant)))
+        if number := int(np.count_nonzero(is_relevant)):
+            outputs.tell(
+                f"{self.name}: hard negatives left out, as another row says that they are relevant to the same query: {number}."
+            )
         return np.where(is_relevant, PADDING_ID, rows)
 
 
@@ -218,7 +221,12 @@ class PairBatches:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
             if self._plan.num_left_out >= 0.01 * len(by_text):
-                input_policy.tell_left_out(len(by_text), self._plan.num_left_out, options.batch_size)
+                share_left_out = 100 * self._plan.num_left_out / len(by_text)
+                outputs.tell(
+                    "pairs left out of an epoch, as a batch holds no query and no document twice: "
+                    f"{self._plan.num_left_out:,} of {len(by_text):,} ({share_left_out:.0f} %). A smaller PairsOptions.batch_size "
+                    f"than {options.batch_size} leaves fewer out, and PairsOptions.unique_in_batch=False takes all."
+                )
             self._positives = positives_of(by_text, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
 

@@ -266,7 +266,11 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
         if drawn and (rows := getattr(pairs, name)) is not None
     }
     for name, negatives in brought.items():
-        input_policy.tell_not_drawn(name, int(np.max(np.sum(negatives.rows >= 0, axis=1), initial=0)), negatives.num_drawn)
+        if (most := int(np.max(np.sum(negatives.rows >= 0, axis=1), initial=0))) > negatives.num_drawn:
+            outputs.tell(
+                f"pairs have up to {most} hard negatives; in an epoch PairsOptions.num_{name} = {negatives.num_drawn} of them are "
+                "drawn for each."
+            )
     mined = None
     if options.negatives_dir:
         is_first = share.host_index == 0

@@ -27,34 +27,11 @@ def shown(text: str) -> str:
     return text if any(unicodedata.category(one) not in _BLANK and not _IGNORED.match(one) for one in text) else ""
 
 
-def tell_empty_negatives(table: str, number: int) -> None:
-    """Says how many hard negatives of a table are empty."""
-    if number:
-        outputs.tell(f"{table}: empty hard negatives left out: {number}.")
-
-
 def tell_words(table: str, number: int) -> None:
     """Says how many texts are a word such as None."""
     if number:
         outputs.tell(
             f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there."
-        )
-
-
-def tell_left_out(num_pairs: int, num_left_out: int, batch_size: int) -> None:
-    """Says how many pairs an epoch leaves out because a batch holds no text twice."""
-    outputs.tell(
-        f"pairs left out of an epoch, as a batch holds no query and no document twice: {num_left_out:,} of {num_pairs:,} "
-        f"({100 * num_left_out / num_pairs:.0f} %). A smaller PairsOptions.batch_size than {batch_size} leaves fewer out, and "
-        "PairsOptions.unique_in_batch=False takes all."
-    )
-
-
-def tell_not_drawn(name: str, most: int, num_drawn: int) -> None:
-    """Says that pairs come with more hard negatives, "neg_docs" or "neg_queries", than an epoch draws."""
-    if most > num_drawn:
-        outputs.tell(
-            f"pairs have up to {most} hard negatives; in an epoch PairsOptions.num_{name} = {num_drawn} of them are drawn for each."
         )
 
 
@@ -64,21 +41,10 @@ def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
         outputs.tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
 
 
-def tell_bad_rows(table: str, number: int, first: str) -> None:
-    """Reports the number of unusable rows of a table, and the fault of the first."""
-    outputs.tell(f"{table}: bad rows left out: {number} ({first}).")
-
-
 def tell_unused(num_pairs: int) -> None:
     """Says how many relevant pairs are left out of training because a text of theirs is."""
     if num_pairs:
         outputs.tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
-
-
-def tell_relevant(name: str, number: int) -> None:
-    """Says how many hard negatives are left out because their own question has them among its relevant texts."""
-    if number:
-        outputs.tell(f"{name}: hard negatives left out, as another row says that they are relevant to the same query: {number}.")
 
 
 def tell_graded(name: str, number: int) -> None:
@@ -113,14 +79,6 @@ def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
             f"{name}: judgements dropped, as the document has the id of its query: {len(dropped)} ({examples(dropped)}); "
             "such documents count as not found; keep_identical_ids ranks them."
         )
-
-
-def tell_scored_pairs(name: str, num_rows: int) -> None:
-    """Says that a table's scores, such as labelled similarities, do not decide which of its documents are relevant."""
-    outputs.tell(
-        f"{name}: {num_rows} rows have a score and no negative; their documents count as relevant, however low the score is. Leave "
-        "rows of unrelated texts out, or train with relevance_weighted, cosent or angle, which heed the scores of pairs."
-    )
 
 
 def examples(text_ids: Collection[str]) -> str:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
 from de_jax.data.text.tokenizing import Prompted
+from de_jax.files import outputs
 from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
 from de_jax.types import InputError
@@ -131,13 +132,18 @@ class Reading:
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one._replace(row=self.num_rows) if self._as_texts else one
         input_policy.tell_words(self.table.name, num_words)
-        input_policy.tell_empty_negatives(self.table.name, num_empty)
+        if num_empty:
+            outputs.tell(f"{self.table.name}: empty hard negatives left out: {num_empty}.")
         if num_scored:
-            input_policy.tell_scored_pairs(self.table.name, num_scored)
+            outputs.tell(
+                f"{self.table.name}: {num_scored} rows have a score and no negative; their documents count as relevant, however "
+                "low the score is. Leave rows of unrelated texts out, or train with relevance_weighted, cosent or angle, which "
+                "heed the scores of pairs."
+            )
         if self.num_bad_rows == self.num_rows:
             raise InputError(f"{self.table.name} has no row that can be used{f' ({first_fault})' if first_fault else ''}.")
         if self.num_bad_rows:
-            input_policy.tell_bad_rows(self.table.name, self.num_bad_rows, first_fault)
+            outputs.tell(f"{self.table.name}: bad rows left out: {self.num_bad_rows} ({first_fault}).")
 
     def _example(self, row: Row) -> Example:
         if row.fault:
