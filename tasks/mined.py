@@ -1,9 +1,6 @@
 """Mined negatives over the texts of another task: a generation, or a folder of jsonl without a manifest.
 
 {"query_id": "q1", "doc_id": "d7", "neg_doc_ids": ["d3", "d9"], "neg_query_ids": []}
-
-Lines hold ids alone, which is enough for `seqio_pairs`. With `num_neg_docs` examples hold the tokens as well, for other trainers
-that read seqio tasks.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.files import reading
 from de_jax.files.reading import parse_json, read_lines
-from de_jax.tasks import mined_tokens, registering
+from de_jax.tasks import registering
 from de_jax.types import InputError
 
 FEATURES = ("query_id", "doc_id", "neg_doc_ids", "neg_query_ids")
 
 
-def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0, num_neg_queries: int = 0) -> None:
+def register(name: str, *, negatives_dir: str, texts: str) -> None:
     """Registers `<name>` with the one split `train`.
 
     Args:
@@ -36,8 +33,6 @@ def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0
         negatives_dir: a generation, or a folder of generations, whose newest whole one is taken; or a folder of files .jsonl and
             .jsonl.gz without a manifest, which are read in the order of their names.
         texts: a task registered before that has its texts apart (`<texts>_queries`, `<texts>_docs`), as `beir` and `msmarco` do.
-        num_neg_docs, num_neg_queries: where either is above 0, examples hold tokens too: `query`, `doc`, and `neg_docs` int32
-            [num_neg_docs, longest], `neg_queries`, see `mined_tokens`. Such a task is for trainers other than this library's.
 
     Raises:
         InputError: no negatives, a damaged generation, or no such task of texts.
@@ -53,8 +48,6 @@ def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0
         seqio.TaskRegistry.add_provider(f"{name}_{suffix}", task)
     paths, read = _found(Path(negatives_dir), name)
     registering.add_task(name, read, {"train": paths}, FEATURES, tokenizer=vocabularies["query"], doc_tokenizer=vocabularies["doc"])
-    if num_neg_docs or num_neg_queries:
-        mined_tokens.add_tokens(name, num_neg_docs=num_neg_docs, num_neg_queries=num_neg_queries)
 
 
 def _found(folder: Path, name: str) -> tuple[list[Path], registering.Reader]:

@@ -53,17 +53,6 @@ def test_stores_leave_empty_texts_out_and_say_which(dataset_dir, tokenizer, tmp_
         open_stores(dataset_dir, tokenizer, tokenizer, tmp_path, skip_empty=True)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_store_built_before_empty_texts_were_recorded_still_opens(dataset_dir, tokenizer, tmp_path, stores):
-    manifest_file = stores[1].store_dir / "manifest.json"
-    manifest = json.loads(manifest_file.read_text())
-    assert manifest.pop("skipped_ids") == ["d2", "d7"]
-    manifest_file.write_text(json.dumps(manifest))
-    queries, docs = open_stores(dataset_dir, tokenizer, tokenizer, tmp_path / "cache", skip_empty=True)
-    assert docs.skipped_ids == ("d2", "d7")
-    assert ids_of(qrel_pairs(QRELS["train"], queries, docs), stores) == TRAINED
-
-
 def test_pairs_of_empty_texts_are_left_out_and_counted_but_unknown_ones_refused(stores):
     with pytest.warns(UserWarning, match="relevant pairs left out, .*: 6"):
         pairs = qrel_pairs(QRELS["train"], *stores)

@@ -330,34 +330,6 @@ def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, sp
         flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
 
 
-def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
-    texts = {"docs": {}, "queries": {}}
-    for kind, side in (("docs", "doc"), ("queries", "query")):
-        task = seqio.TaskRegistry.get(f"toy_{kind}").get_dataset(sequence_length=None, split="all", shuffle=False)
-        texts[kind] = {example[f"{side}_id"]: example[side].tolist() for example in task.as_numpy_iterator()}
-    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=2, num_neg_queries=1)
-    lengths = {"query": 4, "doc": 6, "neg_docs": (2, 6), "neg_queries": (1, 4)}
-    cut = lambda tokens, length: tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]  # noqa: E731
-    for given in (None, lengths):
-        examples = records(sequence_length=given)
-        assert len(examples) == 16
-        for example in examples:
-            for feature, ids, kind in (("neg_docs", "neg_doc_ids", "docs"), ("neg_queries", "neg_query_ids", "queries")):
-                found, longest = example[feature], lengths[feature][1] if given else 99
-                expected = [cut(texts[kind][text_id], longest) for text_id in example[ids].tolist()[: len(found)]]
-                assert [row[row != 0].tolist() for row in found] == expected + [[]] * (len(found) - len(expected))
-            for side, kind in (("query", "queries"), ("doc", "docs")):
-                assert example[side].tolist() == cut(texts[kind][example[f"{side}_id"]], lengths[side] if given else 99)
-    shuffled = seqio.get_mixture_or_task("mined").get_dataset(sequence_length=lengths, split="train", shuffle=True, seed=0)
-    tokens = shuffled.map(lambda example: {name: example[name] for name in lengths})
-    padded = next(seqio.trim_and_pad_dataset(tokens, lengths).batch(4).as_numpy_iterator())
-    assert {name: padded[name].shape for name in lengths} == {
-        "query": (4, 4), "doc": (4, 6), "neg_docs": (4, 2, 6), "neg_queries": (4, 1, 4)
-    }  # fmt: skip
-    with pytest.raises(InputError, match=r"the length of 'neg_docs' is 6; give two"):
-        records(sequence_length={**lengths, "neg_docs": 6})
-
-
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
@@ -384,20 +356,18 @@ def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
         list(mined._read_files(tmp_path / "a.jsonl"))
 
 
-def test_a_stream_refuses_to_lose_the_negatives_of_its_task(generations_dir):
-    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=2)
-    with pytest.raises(
-        InputError, match=r"the task 'mined' has neg_doc_ids, which a stream cannot look up .* set num_neg_docs to 0"
-    ):
-        flat(seqio_batches.seqio_pairs)(task="mined", window=8, **BATCHING)
-    assert take(flat(seqio_batches.seqio_pairs)(task="mined", window=8, num_neg_docs=0, **BATCHING), 0, 1)[0].neg_docs is None
+def test_a_stream_refuses_to_lose_the_negatives_of_its_task(spiece, tmp_path):
+    (tmp_path / "pairs").touch()
+    texts = {"query": "a fox", "doc": "the dog"}
+    pairs = [{**texts, "query_id": f"q{i}", "doc_id": f"d{i}", "neg_doc_ids": ["d9"]} for i in range(16)]
+    registering.add_task("own", lambda path: iter(pairs), {"train": [tmp_path / "pairs"]}, tuple(pairs[0]), tokenizer=str(spiece))
+    with pytest.raises(InputError, match=r"the task 'own' has neg_doc_ids, which a stream cannot look up .* set num_neg_docs to 0"):
+        flat(seqio_batches.seqio_pairs)(task="own", window=8, **BATCHING)
+    assert take(flat(seqio_batches.seqio_pairs)(task="own", window=8, num_neg_docs=0, **BATCHING), 0, 1)[0].neg_docs is None
 
 
 def test_a_mined_id_without_a_text_is_named(generations_dir):
     generations.write_lines(generations_dir, 3, [Mined("q1", "d1", ["d999"], [])], {})
-    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=1)
-    with pytest.raises(tf.errors.OpError, match=r"1 mined ids have no text in the task 'mined_docs' \(d999\); mine again"):
-        records(sequence_length=None)
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
     with pytest.raises(InputError, match=r"values of neg_doc_ids that have no text: 1 \(d999\)"):
         flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)

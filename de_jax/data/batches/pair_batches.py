@@ -454,16 +454,7 @@ def full_batches(
 
 
 def _rehouse(batch: np.ndarray, queries: np.ndarray, docs: np.ndarray, displaced: np.ndarray, batch_size: int) -> np.ndarray:
-    """Moves displaced pairs into batches where their query and document are new; dissolves batches that cannot be filled.
-
-    Args:
-        batch, queries, docs: [P] each pair's batch and texts, in shuffled order.
-        displaced: [P] pairs that repeat a text of their batch.
-        batch_size: pairs of a full batch.
-
-    Returns:
-        [P] the batch of each pair; -1 for a pair that has none. Every batch that is left is full.
-    """
+    """The batch of each pair [P], -1 for none, once displaced pairs stand where their texts are new; all batches are full."""
     batch = np.where(displaced, -1, batch)
     size = np.bincount(batch[batch >= 0], minlength=int(batch.max()) + 1)
     members: dict[int, list[int]] = {index: [] for index in np.flatnonzero(size < batch_size).tolist()}

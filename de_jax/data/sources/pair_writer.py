@@ -113,10 +113,7 @@ class _Reading:
             raise InputError(f"{self.source.name} yields no pair.")
 
     def leave_out(self, stores: Mapping[str, TokenStore]) -> None:
-        """Drops pairs of relevance 0 or below, and those with a text that the stores left out, counted on stderr.
-
-        Such texts of the mined ones are dropped too.
-        """
+        """Drops pairs of relevance 0 or below, and texts that the stores left out with their pairs; counted on stderr."""
         empty = {side: set(store.skipped_ids) for side, store in stores.items()}
         both = zip(self._ids["query"], self._ids["doc"], strict=True)
         has_texts = [query not in empty["query"] and doc not in empty["doc"] for query, doc in both]

@@ -94,12 +94,7 @@ def _examples(tables: Tables, read: list[Reading], only_split: str) -> Iterator[
 
 
 class _Writer:
-    """Writes each text at its first occurrence.
-
-    Attributes:
-        ids: by side the id of each text, by its digest.
-        num_pairs: by split.
-    """
+    """Writes each text at its first occurrence; `ids` are by side and digest, `num_pairs` by split."""
 
     def __init__(self, folder: Path, stack: ExitStack, table: str) -> None:
         self.ids: dict[str, dict[bytes, str]] = {"query": {}, "doc": {}}

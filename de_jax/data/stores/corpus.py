@@ -89,7 +89,6 @@ class TokenStore:
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.content_hash: str = manifest["content_hash"]
         self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
-        self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
 
     def row_of(self, text_id: str) -> int:
         """The row of one id; InputError where the store has no such text."""
@@ -281,8 +280,6 @@ def cached_token_store(
 
     store = folders.build_once(store_dir, open_token_store, build)
     if skip_empty:
-        if not store.records_skipped:
-            store.skipped_ids = tuple(text_id for text_id, text in read() if not text)
         input_policy.tell_skipped(texts_file, store.skipped_ids)
     return store
 

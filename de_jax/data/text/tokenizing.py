@@ -361,14 +361,7 @@ def _surrogates_refused(texts: Sequence[str]) -> Iterator[None]:
 
 
 def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> int:
-    """The id of padding: a token that no text has, not even around it, where Qwen3-Embedding pads with its end of text.
-
-    Args:
-        path: for the message.
-        tokenizer: without padding.
-        padding: the padding settings of the file, or None.
-        around: ids that surround every text.
-    """
+    """The id of padding: a token that no text has, nor is `around` it, where Qwen3-Embedding pads with its end of text."""
     names, model = [*PAD_TOKENS], tokenizer.model
     if getattr(model, "byte_fallback", False) and tokenizer.token_to_id(FIRST_BYTE) is not None and model.unk_token:
         names.append(model.unk_token)  # no text has it, as bytes take its place: Llama's and Mistral's
