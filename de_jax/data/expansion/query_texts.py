@@ -79,7 +79,6 @@ class QueryTexts(Sequence[list[str]]):
         """
         self._texts, self._offsets, self._rows = texts, offsets, rows
         self.counts = np.where(rows >= 0, counts[np.maximum(rows, 0)], 0).astype(np.int64)
-
         self.fingerprint = hashlib.sha256(name.encode() + np.asarray(rows, "<i8").tobytes()).hexdigest()
 
     def __len__(self) -> int:

@@ -69,23 +69,16 @@ class Tokenizer(Protocol):
         """Writes what `load_tokenizer` needs into an existing folder."""
 
 
-@runtime_checkable
-class LocatingTokenizer(Tokenizer, Protocol):
-    """A tokenizer that tells where its tokens come from; those of this module are such."""
-
-    def spans(self, text: str) -> list[Span]:
-        """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
-
-
 def spans(tokenizer: Tokenizer, text: str) -> list[Span]:
-    """See `LocatingTokenizer.spans`.
+    """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap.
 
     Raises:
-        InputError: the tokenizer does not tell.
+        InputError: the tokenizer has no method `spans(text)`; those of this module have one.
     """
-    if not isinstance(tokenizer, LocatingTokenizer):
+    if not hasattr(tokenizer, "spans"):
         raise InputError(f"{type(tokenizer).__name__} does not tell where its tokens come from; give it a method spans(text).")
-    return tokenizer.spans(text)
+    found: list[Span] = tokenizer.spans(text)
+    return found
 
 
 class SentencePieceTokenizer:
