@@ -117,7 +117,7 @@ def test_what_is_no_nanobeir_is_refused_by_name(tmp_path):
     write(folder / "queries" / "train-0.parquet", [{"_id": "q0", "text": "a"}, {"_id": "q1", "text": None}])
     refused(r"queries/train-0\.parquet, row 2: _id and text must be texts, but it holds \('q1', None\)")
     (folder / "queries" / "train-0.parquet").write_bytes(b"PAR1 and no more")
-    refused(r"queries/train-0\.parquet cannot be read as parquet")
+    refused(r"queries/train-0\.parquet cannot be read as a table")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.text import beir
+from de_jax.data.text import beir, table_files
 from de_jax.data.text.beir import Qrels
-from de_jax.data.text.table_files import import_pyarrow
+from de_jax.data.text.table_files import Table
 from de_jax.files import folders, reading
 from de_jax.files.reading import regular_file
 from de_jax.types import InputError
@@ -98,19 +98,14 @@ def _build(parts: Parts, folder: Path) -> Path:
 
 def _rows(files: Sequence[Path], columns: tuple[str, str]) -> Iterator[tuple[Any, ...]]:
     """These columns of every row; each a string, the last may be a list of them."""
-    pyarrow = import_pyarrow(files[0])
-    from pyarrow import parquet
 
-    for file in files:
-        try:
-            table = parquet.read_table(file)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]}); fetch it again.") from None
-        if missing := [column for column in columns if column not in table.column_names]:
-            raise InputError(f"{file} has no column {missing[0]!r}; it has {', '.join(table.column_names)}.")
-        for number, row in enumerate(zip(*(table.column(column).to_pylist() for column in columns), strict=True), start=1):
-            first, last = row
-            texts = [first, *(last if isinstance(last, list) else [last])]
-            if not all(isinstance(text, str) for text in texts):
-                raise InputError(f"{file}, row {number}: {columns[0]} and {columns[1]} must be texts, but it holds {row!r:.80}.")
-            yield row
+    def wanted(names: Sequence[str]) -> Sequence[str]:
+        if missing := [column for column in columns if column not in names]:
+            raise InputError(f"{files[0]} has no column {missing[0]!r}; it has {', '.join(names)}.")
+        return columns
+
+    for row in table_files.read(Table([str(file) for file in files]), wanted):
+        first, last = (row.values.get(column) for column in columns)
+        if not all(isinstance(text, str) for text in (first, *(last if isinstance(last, list) else [last]))):
+            raise InputError(f"{row.place}: {columns[0]} and {columns[1]} must be texts, but it holds {(first, last)!r:.80}.")
+        yield first, last
