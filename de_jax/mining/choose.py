@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.types import PADDING_ID, InputError, Ranking
+from de_jax.types import PADDING_ID, Ranking
 
 IsDuplicate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Whether candidates say nearly the same as positives: rows [c] and rows [c] to bool [c]."""
@@ -86,14 +86,7 @@ def choose(
         step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
         filters: see there.
         is_duplicate, teacher: the tests of the filters of these names.
-
-    Raises:
-        InputError: ranks or a number of negatives out of range.
     """
-    if not 1 <= filters.first_rank <= filters.last_rank:
-        raise InputError(f"ranks {filters.first_rank} to {filters.last_rank} hold no candidate; give 1 <= first <= last.")
-    if num_negatives < 1:
-        raise InputError(f"num_negatives is {num_negatives}; mine at least 1 for each pair.")
     is_known = _places_of_known(ranking.doc_rows, known)
     chosen = np.full((len(pair_anchors), num_negatives), PADDING_ID, np.int32)
     scores, ranks = np.full(chosen.shape, np.nan, np.float32), np.zeros(chosen.shape, np.int32)
