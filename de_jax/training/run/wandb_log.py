@@ -50,7 +50,7 @@ def check(project: str) -> None:
 
 @contextlib.contextmanager
 def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[Sink]:
-    """Gives a sink; W&B's own process sends what it takes, and has `FINISH_SECONDS` left at the end.
+    """Gives a sink; W&B's own process sends the lines, and has `FINISH_SECONDS` left at the end.
 
     A continued run stays one W&B run. After a kill, a run repeats the updates since its checkpoint; W&B keeps the lines that it
     already has, which are equal. A run that starts from update 0 is a new W&B run.
