@@ -46,6 +46,7 @@ def doc_query_pairs(
     split: str = "train",
     seed: int = 0,
     length_multiple: int = 64,
+    cache_dir: str | Path = "",
     skip_empty: bool = False,
 ) -> DocQueryPairs:
     """The pairs of all folders, shuffled together.
@@ -58,12 +59,13 @@ def doc_query_pairs(
         split: whose judgements are the pairs.
         seed: of the shuffling.
         length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this.
+        cache_dir: where token stores are kept; by default under `files.cache_dir()`.
         skip_empty: leave empty texts and their pairs out instead of refusing them.
 
     Raises:
         InputError: anything in the folders that cannot be used.
     """
-    query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, skip_empty=skip_empty)
+    query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
     options = PairsOptions(
         batch_size=batch_size,
         max_query_length=max_query_length,
@@ -86,18 +88,19 @@ def held_out_pairs(
     batch_size: int = 32,
     max_query_length: int = 32,
     max_doc_length: int = 256,
+    cache_dir: str | Path = "",
     skip_empty: bool = False,
 ) -> HeldOutPairs:
     """A fixed random sample of a split's pairs, of all folders together; the last batch is filled up with rows without a query.
 
     Args:
         max_pairs: of the sample; all if there are fewer.
-        dataset_dirs, tokenizer, split, batch_size, max_query_length, max_doc_length, skip_empty: of `doc_query_pairs`.
+        dataset_dirs, tokenizer, split, batch_size, max_query_length, max_doc_length, cache_dir, skip_empty: of `doc_query_pairs`.
 
     Raises:
         InputError: as of `doc_query_pairs`.
     """
-    query_store, doc_store, pairs = _opened(dataset_dirs, tokenizer, split, skip_empty=skip_empty)
+    query_store, doc_store, pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
     sample = np.random.default_rng(0).permutation(pairs)[:max_pairs]
     batches = []
     for start in range(0, len(sample), batch_size):
@@ -110,7 +113,7 @@ def held_out_pairs(
 
 
 def _opened(
-    dataset_dirs: Sequence[str | Path], tokenizer: Tokenizer, split: str, *, skip_empty: bool
+    dataset_dirs: Sequence[str | Path], tokenizer: Tokenizer, split: str, cache_dir: str | Path, *, skip_empty: bool
 ) -> tuple[TokenStore, TokenStore, Int32[np.ndarray, "P 2"]]:
     """The queries and documents of all folders, and the pairs of a split as their rows."""
     if not tokenizer.suffix_ids:
@@ -118,9 +121,9 @@ def _opened(
     stores, pairs = [], []
     for folder in dataset_dirs:
         qrels = beir.read_qrels(beir.find_qrels(folder, split))
-        stores.append(open_stores(folder, tokenizer, tokenizer, skip_empty=skip_empty))
+        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
         pairs.append(qrel_pairs(qrels, *stores[-1]))
-    query_store, doc_store = (joined(own, tokenizer, store_dir("")) for own in zip(*stores, strict=True))
+    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
     firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
     all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
     return query_store, doc_store, all_pairs

@@ -161,12 +161,27 @@ def test_where_no_pair_stands_out_the_first_of_the_batch_are_named():
 def test_out_of_memory_names_what_to_change_with_current_values():
     raised = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.\nmore")
     assert faults.is_out_of_memory(raised)
-    message = str(faults.out_of_memory(raised, EXPLANATION, sharding.make_mesh(4)))
+    message = str(faults.out_of_memory(raised, EXPLANATION, sharding.make_mesh(4), 13 << 30))
     assert message == (
-        "the device ran out of memory (Out of memory allocating 12884901888 bytes): "
-        "lower PairsOptions.batch_size (now 512), raise Devices.num_chunks (now 1), set T5Config.remat (now none) to "
+        "the device ran out of memory (Out of memory allocating 12884901888 bytes), a step takes 13 GiB of it by the compiler's "
+        "count: lower PairsOptions.batch_size (now 512), raise Devices.num_chunks (now 1), set T5Config.remat (now none) to "
         '"dots" or "full", set samtone.block_size (now None) to 256 or so, or take more devices, over which make_mesh.fsdp also '
         "splits parameters and optimizer state (the mesh is data=4, fsdp=1, tensor=1)."
     )
     assert not faults.is_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: else"))
     assert not faults.is_out_of_memory(ValueError("RESOURCE_EXHAUSTED: a disk"))
+
+
+def test_bytes_of_a_step_are_those_of_its_arrays_and_temporaries():
+    step = jax.jit(lambda state, batch: (jnp.sin(state.params["kernel"] @ batch.query).sum(axis=1), state))
+    square = jax.ShapeDtypeStruct((256, 256), np.float32)
+    found = faults.bytes_of_step(step, TrainState(0, {"kernel": square}, (), 0), Batch(square, 0, 0, 0))
+    assert 3 * 256 * 256 * 4 <= found <= 5 * 256 * 256 * 4
+
+
+def test_bytes_are_unknown_where_the_compiler_itself_finds_no_room():
+    class NoRoom:
+        def lower(self, state, batch):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
+
+    assert faults.bytes_of_step(NoRoom(), STATE, Batch(0, 0, 0, 0)) is None

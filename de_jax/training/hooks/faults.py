@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 from de_jax.training.mesh import sharding
-from de_jax.types import Array, Batch, InputError, Params
+from de_jax.types import Array, Batch, InputError, Params, TrainState
 
 MAX_PAIRS = 8
 """Pairs or texts of a batch that a sentence names."""
+GIB = 1 << 30
 ADVICE = {
     "batch_size": "lower {}",
     "max_doc_length": "lower {}",
@@ -106,16 +107,39 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in words)
 
 
-def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh) -> InputError:
-    """The error for a step that does not fit, XLA's, with the settings to change."""
+def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, num_bytes: int | None) -> InputError:
+    """The error for a step that does not fit, with the settings to change.
+
+    Args:
+        error: XLA's.
+        explanation: names the settings to change.
+        mesh: the devices.
+        num_bytes: a step's memory on one of them by the compiler's count, if it could compile.
+    """
     reason = str(error).splitlines()[0].rpartition(": ")[2].strip().rstrip(".")
+    count = f", a step takes {num_bytes / GIB:.3g} GiB of it by the compiler's count" if num_bytes else ""
     memory = explanation.memory.items()
     tries = [ADVICE[name.rpartition(".")[2].lstrip("-")].format(f"{name} (now {value})") for name, value in memory]
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     return InputError(
-        f"the device ran out of memory ({reason}): {', '.join(tries)}, or take more devices{explanation.devices} "
+        f"the device ran out of memory ({reason}){count}: {', '.join(tries)}, or take more devices{explanation.devices} "
         f"(the mesh is {axes})."
     )
+
+
+def bytes_of_step(step_fn: Any, state: TrainState, batch: Batch) -> int | None:
+    """The memory of a compiled step on each device with arguments and results; None if it cannot be compiled.
+
+    Args:
+        step_fn: jitted.
+        state, batch: arrays, or shapes with shardings.
+    """
+    try:
+        memory = step_fn.lower(state, batch).compile().memory_analysis()
+    except jax.errors.JaxRuntimeError:
+        return None
+    sizes = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
+    return sum(sizes) - memory.alias_size_in_bytes
 
 
 def _id(row: int, ids: Sequence[str] | None) -> str:

@@ -182,7 +182,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int, items: Iterable[str]) -> Iterator[None]:
-        """Checks the files of these items, in the first process, and names one that cannot be read."""
+        """Checks the files of these items, in the first process, and names damage."""
         folder, below = self.folder / str(step), [f"{item}/" for item in items]
         try:
             damage = next(folders.damages(folder, below=below), None) if distributed.is_first() else None

@@ -184,7 +184,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         contextlib.ExitStack() as at_end,
     ):
         step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
-        with _faults_explained(training, checkpoints):
+        with _faults_explained(training, checkpoints, step_fn):
             state = _first_state(training, checkpoints)
             if state.base is not None and checkpoints.latest_step() is None:
                 write_base(run_dir, state.base)
@@ -227,7 +227,7 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
 
 
 @contextlib.contextmanager
-def _faults_explained(training: Training, checkpoints: Checkpoints) -> Iterator[None]:
+def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any) -> Iterator[None]:
     """Says which step and which pairs gave no finite number, or what to change where memory is short."""
     explanation, mesh = training.explanation, training.mesh
     try:
@@ -240,7 +240,8 @@ def _faults_explained(training: Training, checkpoints: Checkpoints) -> Iterator[
     except jax.errors.JaxRuntimeError as error:
         if not faults.is_out_of_memory(error):
             raise
-        raise faults.out_of_memory(error, explanation, mesh) from error
+        num_bytes = faults.bytes_of_step(step_fn, training.like, sharding.place(next(training.batches(0)), mesh))
+        raise faults.out_of_memory(error, explanation, mesh, num_bytes) from error
 
 
 def _shardings(like: TrainState) -> TrainState:
