@@ -164,6 +164,15 @@ def test_stores_without_manifest_or_of_another_format_are_refused(store):
         corpus.open_token_store(store.store_dir)
 
 
+def test_offsets_that_descend_are_refused(store):
+    (store.store_dir / "checksums.json").unlink()
+    offsets = np.load(store.store_dir / "offsets.npy")
+    offsets[1], offsets[2] = offsets[2], offsets[1]
+    np.save(store.store_dir / "offsets.npy", offsets)
+    with pytest.raises(InputError, match="offsets do not ascend"):
+        corpus.open_token_store(store.store_dir)
+
+
 @pytest.fixture
 def texts_file(tmp_path):
     file = tmp_path / "corpus.jsonl"

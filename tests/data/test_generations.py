@@ -77,6 +77,9 @@ def test_a_half_copied_generation_is_passed_over_with_a_warning(tmp_path):
     [
         ("pairs", np.zeros((4, 3), np.int32), r"pairs\.npy holds int32 of shape \(4, 3\), not int32 of shape \(4, 2\)"),
         ("pairs", np.zeros((3, 2), np.int32), r"pairs\.npy holds int32 of shape \(3, 2\)"),
+        ("pairs", np.full((4, 2), PADDING_ID, np.int32), r"pairs\.npy is damaged: it refers to a text that it does not hold"),
+        ("neg_docs", np.full((4, 2), 6, np.int32), r"neg_docs\.npy is damaged: it refers to a text that it does not hold"),
+        ("neg_queries", np.full((4, 1), -2, np.int32), r"neg_queries\.npy is damaged"),
         ("doc_ids", np.zeros(9, np.int64), r"doc_ids\.npy holds int64"),
         ("scores", np.zeros((4, 3), np.float64), r"scores\.npy holds float64"),
     ],

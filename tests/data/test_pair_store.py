@@ -184,6 +184,9 @@ def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"manifest\.json: format is 'other', expected 'de_jax pair store 1'"):
         pair_store.open_pair_store(tmp_path / "store")
     manifest.write_text(json.dumps(whole))
+    np.save(tmp_path / "store" / "pairs.npy", np.full((9, 2), 9, np.int32))
+    with pytest.raises(InputError, match=r"pairs\.npy is damaged: it refers to a missing text"):
+        pair_store.open_pair_store(tmp_path / "store")
     (tmp_path / "store" / "pairs.npy").write_bytes(b"")
     with pytest.raises(InputError, match=r"pairs\.npy is no \.npy file or is damaged at its beginning"):
         pair_store.open_pair_store(tmp_path / "store")

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import datasets
 import numpy as np
@@ -397,6 +398,23 @@ def test_two_columns_of_a_name_are_refused_in_every_format(name, tmp_path):
         examples(str(tmp_path / name))
 
 
+def test_a_text_that_many_rows_of_parquet_share_is_not_held_for_each_of_them(tmp_path):
+    """100 rows of 5 MB are 500 MB; the file has a thousand bytes, and a part of it is in memory at a time."""
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 100), ["x" * (5 << 20)])
+    table = pyarrow.table({"query": [f"q{row}" for row in range(100)], "doc": texts})
+    pyarrow.parquet.write_table(
+        table, tmp_path / "a.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False
+    )
+    assert (tmp_path / "a.parquet").stat().st_size < 70_000
+    tracemalloc.start()
+    number = sum(len(one.docs[0]) == 5 << 20 for one in Reading(Table(str(tmp_path / "a.parquet"))).examples())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert number == 100
+    assert peak < 3 * table_files._BYTES_AT_ONCE
+    assert pyarrow.default_memory_pool().max_memory() < 4 * table_files._BYTES_AT_ONCE
+
+
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_a_text_too_long_for_a_line_is_a_bad_row(tmp_path, format, monkeypatch):
     monkeypatch.setattr(table_rows, "_LONG", 8)
@@ -404,6 +422,10 @@ def test_a_text_too_long_for_a_line_is_a_bad_row(tmp_path, format, monkeypatch):
     path = written_tables.WRITERS[format](tmp_path, [{"query": "q", "doc": "short"}, {"query": "r", "doc": 'twelve """ and'}])
     with pytest.raises(InputError, match="column 'doc' has 14 characters, more than a line of jsonl may have; cut it; fix the row"):
         examples(str(path))
+    monkeypatch.setattr(table_files, "_BYTES_AT_ONCE", 9)
+    if format == "parquet":
+        with pytest.raises(InputError, match=r"a row has more than 9 bytes; cut its texts, or leave the column out"):
+            examples(str(path))
 
 
 def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):

@@ -248,6 +248,8 @@ def _open(folder: Path) -> RankedQueries:
     num_pairs, mend = RANKED_QUERIES.open(folder)["num_pairs"], RANKED_QUERIES.mend
     offsets = read_array(folder / "offsets.npy", _DTYPES["offsets"], (num_pairs + 1,), rebuild=mend)
     num_queries = int(offsets[-1])
+    if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
     order, scores = (
         read_array(folder / f"{name}.npy", _DTYPES[name], (num_queries,), rebuild=mend) for name in ("order", "scores")
     )

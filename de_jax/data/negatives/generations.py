@@ -180,7 +180,17 @@ def read(generation: Generation) -> MinedPairs:
             for name, dtype in _DTYPES.items()
             if name != "scores" or "scores.npy" in generation.manifest["parts"]
         }
-    return MinedPairs(**{"scores": None, **arrays})
+        mined = MinedPairs(**{"scores": None, **arrays})
+        queries, docs = len(mined.query_ids), len(mined.doc_ids)
+        for name, rows, least, size in (
+            ("pairs", mined.pairs[:, 0], 0, queries),
+            ("pairs", mined.pairs[:, 1], 0, docs),
+            ("neg_docs", mined.neg_docs, PADDING_ID, docs),
+            ("neg_queries", mined.neg_queries, PADDING_ID, queries),
+        ):
+            if rows.min(initial=least) < least or rows.max(initial=least) >= size:
+                raise InputError(f"{generation.folder / name}.npy is damaged: it refers to a text that it does not hold; {mend}.")
+    return mined
 
 
 def read_mined(generation: Generation) -> Iterator[Mined]:

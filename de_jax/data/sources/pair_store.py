@@ -34,7 +34,7 @@ from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import Count, LocalPath, Maybe, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
-from de_jax.types import InputError
+from de_jax.types import PADDING_ID, InputError
 
 
 class Part(NamedTuple):
@@ -283,12 +283,7 @@ def _open(folder: Path) -> TrainingPairs:
     manifest = PAIR_STORE.open(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
     parts = tuple(Part(**part) for part in manifest["parts"])
-    num_pairs = sum(part.num_pairs for part in parts)
-    arrays: dict[str, Any] = {
-        name: read_array(folder / f"{name}.npy", dtype, (num_pairs, 2 if name == "pairs" else None), rebuild=PAIR_STORE.mend)
-        for name, dtype in _DTYPES.items()
-        if f"{name}.npy" in manifest["file_sizes"]
-    }
+    arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
     return TrainingPairs(
         folder.resolve().name,
         queries,
@@ -300,7 +295,7 @@ def _open(folder: Path) -> TrainingPairs:
         parts=parts,
         made_from=manifest["made_from"],
         told=manifest["told"],
-        **arrays | {"pairs": np.asarray(arrays["pairs"])},
+        **arrays,
     )
 
 
@@ -321,3 +316,22 @@ def _query_texts(store: TrainingPairs) -> list[str]:
     """Each pair's query."""
     texts = store.query_tokenizer.decode(store.query_store.tokens_of(np.arange(store.query_store.num_texts)))
     return [texts[row] for row in store.pairs[:, 0].tolist()]
+
+
+def _open_arrays(folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore) -> dict[str, Any]:
+    """The arrays by name, which hold rows of the two stores alone."""
+    arrays: dict[str, Any] = {
+        name: read_array(folder / f"{name}.npy", dtype, (num_pairs, 2 if name == "pairs" else None), rebuild=PAIR_STORE.mend)
+        for name, dtype in _DTYPES.items()
+        if f"{name}.npy" in names
+    }
+    arrays["pairs"] = np.asarray(arrays["pairs"])
+    width = 1 + (arrays["neg_docs"].shape[1] if "neg_docs" in arrays else 0)
+    if "scores" in arrays and (arrays["scores"].shape[1] != width or np.isinf(arrays["scores"]).any()):
+        raise InputError(f"{folder}/scores.npy is damaged: it does not hold {width} finite scores a pair; {PAIR_STORE.mend}.")
+    num_rows = {"pairs": (queries.num_texts, docs.num_texts), "neg_docs": docs.num_texts, "neg_queries": queries.num_texts}
+    for name, array in arrays.items():
+        least = 0 if name == "pairs" else PADDING_ID
+        if name in num_rows and ((array < least).any() or (array >= num_rows[name]).any()):
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a missing text; {PAIR_STORE.mend}.")
+    return arrays

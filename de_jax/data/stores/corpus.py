@@ -89,6 +89,7 @@ class TokenStore:
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.content_hash: str = manifest["content_hash"]
         self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
+        self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
 
     def row_of(self, text_id: str) -> int:
         """The row of one id; InputError where the store has no such text."""
@@ -237,6 +238,11 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
     sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
     arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
+    offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
+    if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{store_dir}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
+    if order.min() < 0 or order.max() >= num_texts:
+        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a missing text; {mend}.")
     return TokenStore(store_dir, manifest, arrays)
 
 
@@ -280,6 +286,8 @@ def cached_token_store(
 
     store = folders.build_once(store_dir, open_token_store, build)
     if skip_empty:
+        if not store.records_skipped:
+            store.skipped_ids = tuple(text_id for text_id, text in read() if not text)
         input_policy.tell_skipped(texts_file, store.skipped_ids)
     return store
 

@@ -331,10 +331,18 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
     try:
         with parquet.ParquetFile(path, memory_map=True) as file:
-            names = _chosen(path, file.schema_arrow.names, wanted)
+            names, plain, leaves = _chosen(path, file.schema_arrow.names, wanted), file.schema_arrow, file.schema
             size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
             rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
-            yield from _of_batches(path, file.iter_batches(batch_size=rows, columns=names))
+            texts = [
+                leaf.path
+                for leaf in map(leaves.column, range(len(leaves)))
+                if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level
+            ]
+        # A text that many rows share stands once in the file, and would be a copy in each row of a batch.
+        with parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+            batches = file.iter_batches(batch_size=rows, columns=names)
+            yield from _of_batches(path, (part for batch in batches for part in _bounded(path, batch, plain)))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
 
@@ -358,6 +366,31 @@ def _chosen(path: Path, names: Sequence[str], wanted: Wanted) -> list[str]:
     if fault := _named_twice(names):
         raise InputError(f"{path}: {fault}.")
     return list(wanted(names))
+
+
+def _bounded(path: Path, batch: Any, plain: Any) -> Iterator[Any]:
+    """A batch with columns of the types of the schema `plain`, in parts of at most `_BYTES_AT_ONCE`."""
+    if sum(map(_num_bytes, batch.columns)) <= _BYTES_AT_ONCE:
+        fields = [plain.field(name) for name in batch.schema.names]
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, fields, strict=True)]
+        yield type(batch).from_arrays(columns, names=batch.schema.names)
+    elif len(batch) > 1:
+        for part in (batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2)):
+            yield from _bounded(path, part, plain)
+    else:
+        raise InputError(f"{path}: a row has more than {_BYTES_AT_ONCE:,} bytes; cut its texts, or leave the column out.")
+
+
+def _num_bytes(array: Any) -> int:
+    """The most bytes that an array's values take, each text that a dictionary holds once counted for every value."""
+    import pyarrow
+    from pyarrow import compute
+
+    if isinstance(array, pyarrow.DictionaryArray):
+        return len(array) * (compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
+    if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
+        return _num_bytes(array.flatten())
+    return sum(map(_num_bytes, array.flatten())) if isinstance(array, pyarrow.StructArray) else int(array.nbytes)
 
 
 def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
