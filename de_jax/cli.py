@@ -35,7 +35,6 @@ GROUPS = {
         "tune": "tune",
         "lighten": "tune",
         "train": "train",
-        "train daft": "daft",
         "plan": "train",
         "mine": "train",
         "mine pairs": "negatives",
@@ -55,37 +54,12 @@ GROUPS = {
         "evaluate openqa": "evaluate",
         "evaluate pairs": "evaluate",
         "compare runs": "compare",
-        "compare expansions": "expansions",
         "compare latency": "compare",
     },
-    "Analysis": dict.fromkeys(("analyse data", "analyse run", "analyse embeddings", "analyse negatives"), "analyse"),
+    "Analysis": {"analyse data": "analyse", "analyse run": "analyse"},
 }
 """The verbs as `--help` shows them: {group: {verb: module in tools}}; the function has the verb's name, with _ for the space."""
 VERBS = {verb: module for group in GROUPS.values() for verb, module in group.items()}
-ALIASES = {
-    **{name.replace(" ", "_"): name for name in VERBS if " " in name and name.split()[0] in ("analyse", "compare", "evaluate")},
-    "build_pydocs": "import pydocs",
-    "daft": "train daft",
-    "encode_corpus": "encode corpus",
-    "encode_guide": "encode guide",
-    "export_batches": "import task",
-    "export_index": "export index",
-    "export_model": "export model",
-    "export_negatives": "export negatives",
-    "import_model": "import model",
-    "import_negatives": "import negatives",
-    "import_openqa": "import openqa",
-    "import_pairs": "import pairs",
-    "inspect_data": "analyse data",
-    "inspect_run": "analyse run",
-    "measure_query_latency": "compare latency",
-    "mine_negatives": "mine pairs",
-    "plan_run": "plan",
-    "push_to_hub": "export hub",
-    "score_pairs": "score pairs",
-    "tokenize_corpus": "encode tokens",
-}
-"""Old names, which go after 0.2: {old: new}; the flags are the same."""
 
 
 def main() -> None:
@@ -104,10 +78,15 @@ def call(verb: str, argv: Sequence[str]) -> None:
         InputError: flags or inputs that cannot be used.
         SystemExit: after --help, or where the command was told to stop.
     """
-    found = command_of(verb).call(argv, ready=command.keep_compiled)
-    for report in found if isinstance(found, Iterator | list) else [found]:
-        if report is not None:
-            print(json.dumps(report), flush=True)
+    report(command_of(verb), argv)
+
+
+def report(of: Command, argv: Sequence[str]) -> None:
+    """As `call`, for a command that need not be a verb."""
+    found = of.call(argv, ready=command.keep_compiled)
+    for one in found if isinstance(found, Iterator | list) else [found]:
+        if one is not None:
+            print(json.dumps(one), flush=True)
 
 
 @functools.cache
@@ -128,16 +107,13 @@ def split(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
         _exit(_usage(VERBS))
     if first == "--version":
         _exit(f"de_jax {__version__}")
-    if first in ALIASES:
-        print(f"de-jax {first} is now de-jax {ALIASES[first]}; the old name goes with the next release.", file=sys.stderr)
-        return ALIASES[first], argv[1:]
     if f"{first} {second}" in VERBS:
         return f"{first} {second}", argv[2:]
     kinds = kinds_of(first)
     if first in VERBS and (second.startswith("-") or not kinds or not second):
         return first, argv[1:]
     if not kinds:
-        verbs = dict.fromkeys([*(name.split()[0] for name in VERBS), *ALIASES])
+        verbs = dict.fromkeys(name.split()[0] for name in VERBS)
         raise InputError(f"'{first}' is not a verb of de-jax{meant(first, verbs)}; de-jax --help lists them.")
     if second in ("--help", "-h"):
         _exit(_usage([name for name in VERBS if name.split()[0] == first]))

@@ -169,15 +169,7 @@ def commands() -> Iterator[str]:
             yield from ("", f"### {verb}", "", "```text", one.parser.description or "", "```")
 
 
-def old_commands() -> Iterator[str]:
-    """A table of the names that commands had before."""
-    yield from ("| old | new |", "|---|---|")
-    yield from (f"| `{old}` | `{new}` |" for old, new in sorted(cli.ALIASES.items()))
-
-
-MAKERS: dict[str, Callable[[], Iterator[str]]] = {
-    maker.__name__: maker for maker in (recipes, exit_codes, messages, commands, old_commands)
-}
+MAKERS: dict[str, Callable[[], Iterator[str]]] = {maker.__name__: maker for maker in (recipes, exit_codes, messages, commands)}
 
 
 @functools.cache

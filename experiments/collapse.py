@@ -25,12 +25,13 @@ from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.evaluation import dev_scores
-from de_jax.reports import daft_report, plots
+from de_jax.reports import plots
 from de_jax.trainer import first_params
 from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps, load_run
 from experiments import processes
+from reproduction import daft_report
 
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}

@@ -13,9 +13,10 @@ from typing import Any
 
 from de_jax.command import EXIT_STOPPED
 from de_jax.types import InputError
+from reproduction.verbs import VERBS
 
 RunCommand = Callable[[Sequence[str]], dict[str, Any]]
-"""Takes a verb of de-jax with its flags, and returns the JSON object that it prints."""
+"""Takes a verb of de-jax, or one of `verbs`, with its flags, and returns the JSON object that it prints."""
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +30,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         SystemExit: the command was told to stop, and has saved its work.
     """
     print(shlex.join(["de-jax", *arguments]), file=sys.stderr, flush=True)
-    out = _finished([sys.executable, "-m", "de_jax", *arguments], f"de-jax {arguments[0]}")
+    package = "reproduction" if " ".join(arguments[:2]) in VERBS else "de_jax"
+    out = _finished([sys.executable, "-m", package, *arguments], f"de-jax {arguments[0]}")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 

@@ -1,4 +1,4 @@
-"""`de-jax` as a user meets it: the help of every verb, wrong verbs and flags, old names, and what a refusal costs."""
+"""`de-jax` as a user meets it: the help of every verb, wrong verbs and flags, and what a refusal costs."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_help_lists_every_verb_and_that_of_a_verb_its_kinds(monkeypatch, capsys)
     assert re.findall(r"^(?!usage)\S.*$", out, re.MULTILINE) == list(cli.GROUPS)
     code, out, _ = printed(monkeypatch, capsys, "compare", "--help")
     assert not code
-    assert re.findall(r"^  (\w+ \w+)  ", out, re.MULTILINE) == ["compare runs", "compare expansions", "compare latency"]
+    assert re.findall(r"^  (\w+ \w+)  ", out, re.MULTILINE) == ["compare runs", "compare latency"]
 
 
 def test_verbs_are_few():
@@ -63,8 +63,8 @@ def test_verbs_are_few():
     [
         ("serach", "'serach' is not a verb of de-jax (did you mean search?); de-jax --help lists them."),
         ("evaluate", "de-jax evaluate needs a kind: beir, nanobeir, msmarco, trec, sentences, openqa, pairs."),
-        ("compare run", "'run' is not a kind of de-jax compare (did you mean runs?); there are runs, expansions, latency."),
-        ("train dafd", "'dafd' is not a kind of de-jax train (did you mean daft?); there are daft."),
+        ("compare run", "'run' is not a kind of de-jax compare (did you mean runs?); there are runs, latency."),
+        ("mine pair", "'pair' is not a kind of de-jax mine (did you mean pairs?); there are pairs."),
         ("search --dataset_dri=x",
          "--dataset_dri is not a flag of de-jax search (did you mean --dataset_dir?); its --help lists them."),
         ("search --run_dir=x", "--dataset_dir is missing; give a BEIR folder or a table with the corpus."),
@@ -108,16 +108,6 @@ def test_a_refused_flag_of_any_verb_imports_nothing_heavy():
     number, *heavy = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True).stdout.split()
     assert heavy == []
     assert int(number) < MOST_MODULES
-
-
-def test_old_names_are_aliases_that_say_so(monkeypatch, capsys):
-    assert set(cli.ALIASES.values()) <= set(cli.VERBS)
-    assert not cli.ALIASES.keys() & set(FIRST_WORDS)
-    code, _, err = printed(monkeypatch, capsys, "evaluate_beir", "--run_dir=x")
-    assert code == 2
-    said, error = err.splitlines()
-    assert said == "de-jax evaluate_beir is now de-jax evaluate beir; the old name goes with the next release."
-    assert error == "error: --dataset_dir or --dataset_dirs is missing; give one."
 
 
 def test_the_version_is_the_packages(monkeypatch, capsys):

@@ -173,7 +173,6 @@ def test_what_is_made_of_code_names_all_of_it(name):
         "exit_codes": (re.findall(r"^\| (\d+)", page, re.MULTILINE), ["0", "2", "75", "76", "130", "141"]),
         "messages": (page.count("\n- `") > 400, True),
         "commands": (re.findall(r"^### (.+)", page, re.MULTILINE), [*cli.VERBS]),
-        "old_commands": (page.count("\n| `"), len(cli.ALIASES)),
     }
     found, expected = counts[name]
     assert found == expected

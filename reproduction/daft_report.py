@@ -1,4 +1,4 @@
-"""Cost and training of light query towers, from the folders of `de-jax train daft`: numbers, pictures, a table."""
+"""Cost and training of light query towers, from the folders of `python -m reproduction train daft`: numbers, pictures, a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`de-jax train daft`: light query towers for a model."""
+"""`python -m reproduction train daft`: light query towers for a model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from de_jax.files import folders, outputs
 from de_jax.flags import Bindings, rules
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
-from de_jax.reports import daft_report, plots
+from de_jax.reports import plots
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
+from reproduction import daft_report
 
 MAX_DRAWN = 300
 QUERY_MODEL = "query_model"
@@ -84,7 +85,8 @@ class Gin:
 def train_daft(towers: Towers, settings: Gin, *, test_split: str = "test", num_calls: PositiveInt = 200) -> dict[str, Any]:
     """Makes light query towers for a model with DAFT, and plots quality against speed.
 
-    de-jax train daft --model=all-MiniLM-L6-v2 --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
+    python -m reproduction train daft --model=all-MiniLM-L6-v2 --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus \\
+        --out_dir=runs/daft
 
     The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
     towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
@@ -156,7 +158,8 @@ class _Pair(NamedTuple):
 
 def _pair(towers: Towers, settings: Gin, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:
     """Trains the stages, each from the previous stage, the first from the original model."""
-    source, runs = towers.out_dir / daft_report.MODEL, {}
+    source = towers.out_dir / daft_report.MODEL
+    runs: dict[str, Run] = {}
     for stage in STAGES[bool(towers.num_align_steps)]:
         recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(towers, source, settings, stage, layers))
         source = folder / stage

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 from de_jax.files.outputs import write_json
-from de_jax.mining import efficiency
-from de_jax.reports import tables
-from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure, short
+from de_jax.reports.plots import INK, NARROW, WIDE, colour_of, histogram, new_figure, short
+from reproduction import efficiency, pages
+from reproduction.negative_analysis import WHOLE, AtCheckpoint
+from reproduction.pages import Picture
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "loss, nats": lambda numbers: numbers["loss"],
@@ -47,15 +47,15 @@ def write(
     report = {**about, "depth": depth, "checkpoints": found, "efficiency": costs._asdict()}
     write_json(out_dir / "analysis.json", report)
     (out_dir / "efficiency.md").write_text(efficiency.markdown(costs))
-    sections = {"": tables.html_facts({**about, "depth": depth})}
+    sections = {"": pages.html_facts({**about, "depth": depth})}
     for step, kinds in checkpoints:
         rows = [[kind, *(value(measured.numbers) for value in COLUMNS.values())] for kind, measured in kinds.items()]
-        sections[f"Step {step}"] = tables.html_columns(["negatives", *COLUMNS], rows)
+        sections[f"Step {step}"] = pages.html_columns(["negatives", *COLUMNS], rows)
     if costs.generations:
         head, *rows = efficiency.table(costs)
-        sections["Cost"] = tables.html_columns(head, rows)
+        sections["Cost"] = pages.html_columns(head, rows)
     pictures = draw(checkpoints, out_dir, depth=depth)
-    tables.write_page(out_dir / "report.html", title, sections, pictures)
+    pages.write_page(out_dir / "report.html", title, sections, pictures)
     return report
 
 

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.image import imread
 
 from de_jax.evaluation import geometry
-from de_jax.evaluation.embedding_analysis import Texts, analyse
-from de_jax.reports import embedding_report
 from de_jax.types import InputError
+from reproduction import embedding_report
+from reproduction.embedding_analysis import Texts, analyse
 
 
 def unit(rows):
