@@ -28,7 +28,6 @@ GROUPS = {
         "import pydocs": "data",
         "import negatives": "negatives",
         "export negatives": "negatives",
-        "encode tokens": "data",
     },
     "Training": {
         "fine_tune": "tune",

@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
             _train(base, run_dir, strategy, seed, args)
         runs.setdefault(strategy, []).append(str(run_dir))
-    compared = ["de_jax", "compare", "expansions", "--runs", *(f"{name}={','.join(folders)}" for name, folders in runs.items())]
+    by_name = [f"{name}={','.join(folders)}" for name, folders in runs.items()]
+    compared = ["reproduction", "compare", "expansions", "--runs", *by_name]
     compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", "--skip_empty"]
     compared += [f"--max_generated_length={args.max_generated_length}", "--forms", *args.forms]
     compared += ["--num_generated", *map(str, args.num_generated)]

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax import command
-from de_jax.configurables import parse_with_settings
 from de_jax.files import outputs
 from de_jax.reports.tables import text_table
 from de_jax.settings import Seed, numeric
@@ -120,7 +119,7 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
     )
-    args, settings = parse_with_settings(parser, argv)
+    args, settings = commands.parse_with_settings(parser, argv)
     if args.check and args.paper:
         raise InputError(f"--check names an entry, of whichever paper it is; leave {args.paper} out.")
     flag, used = ("--check", ("check",)) if args.check else ("--scale=small", ("paper", "scale", "table", "dry_run"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -66,3 +67,14 @@ def _finished(line: Sequence[str], name: str) -> str:
     if child.returncode:
         raise InputError(f"{name} failed, as it says above; mend that, and the same command continues from here.")
     return out
+
+
+def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.Optimization.num_steps=100."
+    parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
+    args, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--gin."):
+            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
+    return args, [argument.removeprefix("--gin.") for argument in rest]

@@ -11,7 +11,7 @@ from de_jax.arguments import Dtype
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
-from de_jax.evaluation import dev_scores, latency
+from de_jax.evaluation import latency
 from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.flags import Bindings, rules
@@ -167,7 +167,7 @@ def _pair(towers: Towers, settings: Gin, layers: tuple[int, ...], folder: Path, 
         if not runs:
             runs["before"] = load_run(source)._replace(params=first_params(recipe))
         runs[stage] = load_run(source, "best" if complete_steps(source / BEST_DIR) else None)
-    panels = {stage.replace("_", " "): dev_scores.by_both_towers(run, queries) for stage, run in runs.items()}
+    panels = {stage.replace("_", " "): daft_report.by_both_towers(run, queries) for stage, run in runs.items()}
     return _Pair(runs[stage], [folder / stage for stage in runs if stage in RECIPES], panels)
 
 

@@ -11,6 +11,7 @@ VERBS = {
     "analyse embeddings": "analyse",
     "analyse negatives": "analyse",
     "compare expansions": "expansions",
+    "encode tokens": "vocabulary",
     "train daft": "daft",
 }
 """The verbs, each with its module here; the function has the verb's name, with _ for the space."""

@@ -11,7 +11,6 @@ import pytest
 
 import de_jax
 from de_jax import arguments, cli, command, gin_settings
-from de_jax.data.stores import corpus
 from de_jax.data.text import msmarco
 from de_jax.interop import export, foreign_tokenizers, huggingface
 from de_jax.models import processor
@@ -136,7 +135,6 @@ def test_choices_of_flags_are_those_of_the_library():
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)
     assert choices("evaluate msmarco", "kind") == msmarco.KINDS
-    assert choices("encode tokens", "kind") == corpus.KINDS
     assert choices("doc2query train", "size") == tuple(doc2query.SIZES)
     for verb in ("encode corpus", "mine", "mine pairs"):
         (texts_per_shard,) = [flag.default for flag in cli.command_of(verb).flags if flag.name == "texts_per_shard"]

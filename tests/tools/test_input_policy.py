@@ -93,7 +93,6 @@ COMMANDS = {
     ),
     "doc2query generate": ("doc2query generate", f"--model=x {DATA} {OUT}", "de_jax.tools.doc2query.generate_to_dir"),
     "doc2query import": ("doc2query import", f"--predictions {{folder}}/predictions.jsonl {DATA} {OUT}", ""),
-    "encode tokens": ("encode tokens", f"{DATA} --tokenizer={{spiece}}", ""),
     "compare latency": (
         "compare latency",
         f"--runs a={{run}} {DATA}",
@@ -200,7 +199,6 @@ NO_RANKING = (
     "encode guide",
     "export index",
     "score pairs",
-    "encode tokens",
     "doc2query train",
     "doc2query generate",
     "doc2query import",
