@@ -28,9 +28,9 @@ from typing import Any
 
 from benchmarks import encode_throughput, index_throughput, measure
 from de_jax import command
-from de_jax.configurables import parse_with_settings
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
+from reproduction.commands import parse_with_settings
 
 DEPTH = 200
 """ANCE draws from the first 200; documents are planted in groups of as many, since beyond a group there is only noise."""

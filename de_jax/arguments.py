@@ -102,10 +102,11 @@ class Model(Checkpoint):
 
 
 @dataclass(frozen=True)
-class Faiss:
-    """FAISS.
+class Index:
+    """The index.
 
     Attributes:
+        index: exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI.
         nprobe: inverted lists to visit in an IVF index (default a sixteenth).
         ef_search: candidates to keep in an HNSW index.
         faiss_device: device on which FAISS fills and searches.
@@ -114,6 +115,7 @@ class Faiss:
         faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
     """
 
+    index: str = "exact"
     nprobe: PositiveInt | None = None
     ef_search: PositiveInt | None = None
     faiss_device: Device = "cpu"
@@ -122,22 +124,11 @@ class Faiss:
     faiss_on_disk: bool = False
 
     def options(self) -> SearchOptions:
-        """The same as FAISS's part of the library takes it."""
+        """FAISS's part, as the library takes it."""
         from de_jax.retrieval.faiss_index import SearchOptions
 
         of_device = self.faiss_device, self.faiss_gpu_mode, self.faiss_float16
         return SearchOptions(self.nprobe, self.ef_search, *of_device, on_disk=self.faiss_on_disk)
-
-
-@dataclass(frozen=True)
-class Index(Faiss):
-    """The index.
-
-    Attributes:
-        index: exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI.
-    """
-
-    index: str = "exact"
 
 
 @rules(

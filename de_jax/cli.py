@@ -28,14 +28,12 @@ GROUPS = {
         "import pydocs": "data",
         "import negatives": "negatives",
         "export negatives": "negatives",
-        "encode tokens": "data",
     },
     "Training": {
         "fine_tune": "tune",
         "tune": "tune",
         "lighten": "tune",
         "train": "train",
-        "train daft": "daft",
         "plan": "train",
         "mine": "train",
         "mine pairs": "negatives",
@@ -55,17 +53,15 @@ GROUPS = {
         "evaluate openqa": "evaluate",
         "evaluate pairs": "evaluate",
         "compare runs": "compare",
-        "compare expansions": "expansions",
         "compare latency": "compare",
     },
-    "Analysis": dict.fromkeys(("analyse data", "analyse run", "analyse embeddings", "analyse negatives"), "analyse"),
+    "Analysis": {"analyse data": "analyse", "analyse run": "analyse"},
 }
 """The verbs as `--help` shows them: {group: {verb: module in tools}}; the function has the verb's name, with _ for the space."""
 VERBS = {verb: module for group in GROUPS.values() for verb, module in group.items()}
 ALIASES = {
     **{name.replace(" ", "_"): name for name in VERBS if " " in name and name.split()[0] in ("analyse", "compare", "evaluate")},
     "build_pydocs": "import pydocs",
-    "daft": "train daft",
     "encode_corpus": "encode corpus",
     "encode_guide": "encode guide",
     "export_batches": "import task",
@@ -83,7 +79,6 @@ ALIASES = {
     "plan_run": "plan",
     "push_to_hub": "export hub",
     "score_pairs": "score pairs",
-    "tokenize_corpus": "encode tokens",
 }
 """Old names, which go after 0.2: {old: new}; the flags are the same."""
 
@@ -104,10 +99,15 @@ def call(verb: str, argv: Sequence[str]) -> None:
         InputError: flags or inputs that cannot be used.
         SystemExit: after --help, or where the command was told to stop.
     """
-    found = command_of(verb).call(argv, ready=command.keep_compiled)
-    for report in found if isinstance(found, Iterator | list) else [found]:
-        if report is not None:
-            print(json.dumps(report), flush=True)
+    report(command_of(verb), argv)
+
+
+def report(of: Command, argv: Sequence[str]) -> None:
+    """As `call`, for a command that need not be a verb."""
+    found = of.call(argv, ready=command.keep_compiled)
+    for one in found if isinstance(found, Iterator | list) else [found]:
+        if one is not None:
+            print(json.dumps(one), flush=True)
 
 
 @functools.cache

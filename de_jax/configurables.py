@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import inspect
 import warnings
@@ -126,17 +125,6 @@ def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow
     """`build` of a dual encoder's recipe."""
     recipe: Recipe = build(gin_files, bindings, allow_imports=allow_imports)
     return recipe
-
-
-def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
-    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.Optimization.num_steps=100."
-    parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
-    args, rest = parser.parse_known_args(argv)
-    for argument in rest:
-        if not argument.startswith("--gin."):
-            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
-    return args, [argument.removeprefix("--gin.") for argument in rest]
 
 
 class _Builder:

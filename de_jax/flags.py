@@ -79,7 +79,7 @@ class Command:
         flags: all of them.
     """
 
-    def __init__(self, module: str, name: str, verb: str, scope: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, name: str, verb: str, scope: Mapping[str, Any], program: str = "de-jax") -> None:
         """Reads the signature of `name` in a module that is not imported; annotations are names of `scope`.
 
         `scope["MEANINGS"]` has the helps of flags that a docstring leaves out.
@@ -91,7 +91,7 @@ class Command:
         self._groups = {flag.owner: flag.group for flag in self.flags if flag.group}
         self._line = [name for name, hint in typing.get_type_hints(function).items() if hint is Line]
         text = described(function.__doc__)[0]
-        self.parser, self.summary = Parser(prog=f"de-jax {verb}", description=text), _first_words(text)
+        self.parser, self.summary = Parser(prog=f"{program} {verb}", description=text), _first_words(text)
         titles: dict[type, Any] = {}
         for flag in self.flags:
             if flag.group and flag.group not in titles:

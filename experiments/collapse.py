@@ -24,13 +24,13 @@ from typing import Any
 from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.evaluation import dev_scores
-from de_jax.reports import daft_report, plots
+from de_jax.reports import plots
 from de_jax.trainer import first_params
 from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps, load_run
 from experiments import processes
+from reproduction import daft_report
 
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
@@ -104,7 +104,7 @@ def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str
     runs = {way: load_run(_run_dir(recipes[-1], layers, rate, args)) for way, recipes in WAYS.items()}
     start = read_recipe(["recipes/daft_one_stage.gin"], [f"MODEL={args.model}", f"QUERY_LAYERS={tuple(range(layers))}"])
     before = runs["at once"]._replace(params=first_params(start))
-    return {stage: dev_scores.by_both_towers(run, queries) for stage, run in {"before": before, **runs}.items()}
+    return {stage: daft_report.by_both_towers(run, queries) for stage, run in {"before": before, **runs}.items()}
 
 
 def _draw(curves: Curves, out_png: Path, name: str) -> None:

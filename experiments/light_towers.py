@@ -23,11 +23,12 @@ from typing import Any
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.files import outputs
-from de_jax.reports import daft_report, plots
+from de_jax.reports import plots
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 from experiments import processes
+from reproduction import daft_report
 
 WAYS = {"daft": "aligned first (DAFT)", "one_stage": "in one stage"}
 BEFORE, WHOLE, MEASURE = "before", "in_batch_softmax", "ndcg@10"

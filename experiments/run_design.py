@@ -57,6 +57,7 @@ from de_jax.training.run import run_log
 from de_jax.types import InputError
 from experiments import processes
 from reproduction import designs
+from reproduction.verbs import VERBS
 from reproduction.yaml_files import read_yaml
 
 
@@ -317,7 +318,9 @@ class Experiment:
     def _run(self, line: str, known: Mapping[str, str]) -> dict[str, Any]:
         """A command of this library, or a program of this folder or of reproduction/."""
         arguments = shlex.split(self._filled(line, **known))
-        return self._command(arguments if arguments[0].startswith(("experiments.", "reproduction.")) else ["de_jax", *arguments])
+        if arguments[0].startswith(("experiments.", "reproduction.")):
+            return self._command(arguments)
+        return self._command(["reproduction" if " ".join(arguments[:2]) in VERBS else "de_jax", *arguments])
 
     def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of `make`, which runs at the first call only; later calls read the kept file."""

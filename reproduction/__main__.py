@@ -4,6 +4,7 @@ python -m reproduction samtone --table 1 --dry_run             # runs, steps, FL
 python -m reproduction samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
 python -m reproduction samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
 python -m reproduction --check bm25                            # a recorded result again; exit code 1 if a score is out of tolerance
+python -m reproduction analyse embeddings --help               # figures of a run; `verbs` has them all
 
 Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
@@ -24,12 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax import command
-from de_jax.configurables import parse_with_settings
 from de_jax.files import outputs
 from de_jax.reports.tables import text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
-from reproduction import commands, designs, filled, plans
+from reproduction import commands, designs, filled, plans, verbs
 from reproduction.cells import Reproduction
 from reproduction.needs import Sources
 from reproduction.result_check import check_entry
@@ -38,6 +38,10 @@ from reproduction.tables import names, read_paper
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
+    verb = " ".join((sys.argv[1:] if argv is None else argv)[:2])
+    if verb in verbs.VERBS:
+        verbs.call(verb, (sys.argv[1:] if argv is None else argv)[2:])
+        return
     args, settings = _parse_args(argv)
     if args.check:
         check_entry(args.check)
@@ -115,7 +119,7 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
     )
-    args, settings = parse_with_settings(parser, argv)
+    args, settings = commands.parse_with_settings(parser, argv)
     if args.check and args.paper:
         raise InputError(f"--check names an entry, of whichever paper it is; leave {args.paper} out.")
     flag, used = ("--check", ("check",)) if args.check else ("--scale=small", ("paper", "scale", "table", "dry_run"))

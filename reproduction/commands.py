@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -13,9 +14,10 @@ from typing import Any
 
 from de_jax.command import EXIT_STOPPED
 from de_jax.types import InputError
+from reproduction.verbs import VERBS
 
 RunCommand = Callable[[Sequence[str]], dict[str, Any]]
-"""Takes a verb of de-jax with its flags, and returns the JSON object that it prints."""
+"""Takes a verb of de-jax, or one of `verbs`, with its flags, and returns the JSON object that it prints."""
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +31,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         SystemExit: the command was told to stop, and has saved its work.
     """
     print(shlex.join(["de-jax", *arguments]), file=sys.stderr, flush=True)
-    out = _finished([sys.executable, "-m", "de_jax", *arguments], f"de-jax {arguments[0]}")
+    package = "reproduction" if " ".join(arguments[:2]) in VERBS else "de_jax"
+    out = _finished([sys.executable, "-m", package, *arguments], f"de-jax {arguments[0]}")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
@@ -64,3 +67,14 @@ def _finished(line: Sequence[str], name: str) -> str:
     if child.returncode:
         raise InputError(f"{name} failed, as it says above; mend that, and the same command continues from here.")
     return out
+
+
+def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.Optimization.num_steps=100."
+    parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
+    args, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--gin."):
+            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
+    return args, [argument.removeprefix("--gin.") for argument in rest]

@@ -38,6 +38,7 @@ from de_jax.training.run import language_model
 from de_jax.training.run.run_folder import only_trainer, write_run
 from de_jax.training.run.settings import Logging, Optimization, settings_group
 from de_jax.types import Array, InputError, Params
+from reproduction import commands
 from reproduction.masked_lm import MaskedLanguageModel, MaskedTexts
 from reproduction.texts import CorruptedTexts, TextsOptions, masked_tokens, span_corruption
 
@@ -110,7 +111,7 @@ class Pretraining:
 
 def main(argv: list[str] | None = None) -> None:
     """The command; prints a JSON object when the run is complete."""
-    args, bindings = configurables.parse_with_settings(_parser(), argv)
+    args, bindings = commands.parse_with_settings(_parser(), argv)
     recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports, root=Pretraining, also=NAMES)
     if args.dry_run:
         print(json.dumps({"num_parameters": recipe.num_parameters()}))

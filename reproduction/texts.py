@@ -144,9 +144,7 @@ def masked_tokens(
     tokenizer, store = _open(options)
     mask = mask_id(tokenizer)
     if mask is None:
-        raise InputError(
-            "the tokenizer has no token [MASK] or <mask>; take BERT's, or train one with de-jax encode tokens --wordpiece."
-        )
+        raise InputError("the tokenizer has no token [MASK] or <mask>; take BERT's, or train one: encode tokens --wordpiece.")
     before, after = np.array(tokenizer.prefix_ids, np.int32), np.array(tokenizer.suffix_ids, np.int32)
     length = options.max_length - len(before) - len(after)
     if length < 1:

@@ -11,7 +11,6 @@ import pytest
 
 import de_jax
 from de_jax import arguments, cli, command, gin_settings
-from de_jax.data.stores import corpus
 from de_jax.data.text import msmarco
 from de_jax.interop import export, foreign_tokenizers, huggingface
 from de_jax.models import processor
@@ -51,7 +50,7 @@ def test_help_lists_every_verb_and_that_of_a_verb_its_kinds(monkeypatch, capsys)
     assert re.findall(r"^(?!usage)\S.*$", out, re.MULTILINE) == list(cli.GROUPS)
     code, out, _ = printed(monkeypatch, capsys, "compare", "--help")
     assert not code
-    assert re.findall(r"^  (\w+ \w+)  ", out, re.MULTILINE) == ["compare runs", "compare expansions", "compare latency"]
+    assert re.findall(r"^  (\w+ \w+)  ", out, re.MULTILINE) == ["compare runs", "compare latency"]
 
 
 def test_verbs_are_few():
@@ -63,8 +62,8 @@ def test_verbs_are_few():
     [
         ("serach", "'serach' is not a verb of de-jax (did you mean search?); de-jax --help lists them."),
         ("evaluate", "de-jax evaluate needs a kind: beir, nanobeir, msmarco, trec, sentences, openqa, pairs."),
-        ("compare run", "'run' is not a kind of de-jax compare (did you mean runs?); there are runs, expansions, latency."),
-        ("train dafd", "'dafd' is not a kind of de-jax train (did you mean daft?); there are daft."),
+        ("compare run", "'run' is not a kind of de-jax compare (did you mean runs?); there are runs, latency."),
+        ("mine pair", "'pair' is not a kind of de-jax mine (did you mean pairs?); there are pairs."),
         ("search --dataset_dri=x",
          "--dataset_dri is not a flag of de-jax search (did you mean --dataset_dir?); its --help lists them."),
         ("search --run_dir=x", "--dataset_dir is missing; give a BEIR folder or a table with the corpus."),
@@ -146,7 +145,6 @@ def test_choices_of_flags_are_those_of_the_library():
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)
     assert choices("evaluate msmarco", "kind") == msmarco.KINDS
-    assert choices("encode tokens", "kind") == corpus.KINDS
     assert choices("doc2query train", "size") == tuple(doc2query.SIZES)
     for verb in ("encode corpus", "mine", "mine pairs"):
         (texts_per_shard,) = [flag.default for flag in cli.command_of(verb).flags if flag.name == "texts_per_shard"]

@@ -1,4 +1,4 @@
-"""`de-jax import` and `encode tokens`: training data from tables, tasks, DPR's files and docstrings."""
+"""`de-jax import`: training data from tables, tasks, DPR's files and docstrings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from de_jax.arguments import Columns
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, seqio_tasks, table_store, table_texts
 from de_jax.data.sources.pair_store import Tables
-from de_jax.data.stores.corpus import cached_token_store
-from de_jax.data.text import beir, dpr, pydocs, tokenizing, vocabulary_training
+from de_jax.data.text import beir, dpr, pydocs
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import folders, outputs, reading
+from de_jax.files import folders
 from de_jax.flags import rules
 from de_jax.interop.fine_tuning import pretrained_tokenizer
-from de_jax.settings import LocalPath, PositiveInt, Record, Seed, ShareBelowOne
+from de_jax.settings import LocalPath, PositiveInt, ShareBelowOne
 from de_jax.types import InputError
 
 
@@ -192,63 +191,6 @@ def import_pydocs(
     return {"out_dir": out_dir, **versions["counts"], "python": versions["python"], "packages": len(versions["packages"])}
 
 
-@rules(
-    one_of=[("dataset_dir", "texts_file")],
-    without={"texts_file": ("kind",), "train_vocab_size": ("wordpiece", "seed")},
-)
-def encode_tokens(
-    *,
-    tokenizer: Path,
-    dataset_dir: Path | None = None,
-    texts_file: Path | None = None,
-    kind: Literal["docs", "queries"] = "docs",
-    train_vocab_size: PositiveInt | None = None,
-    wordpiece: bool = False,
-    seed: Seed = 0,
-    skip_empty: bool = False,
-    out_dir: Path | None = None,
-) -> dict[str, Any]:
-    """Tokenizes a BEIR folder, or one file of texts, into token stores.
-
-    With an existing vocabulary:
-
-        de-jax encode tokens --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
-
-    With a vocabulary trained on the documents first (sentencepiece, or WordPiece with --wordpiece), kept in the folder --tokenizer:
-
-        de-jax encode tokens --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
-
-    By default the stores go into the cache that training reads, under names made from their content. Existing stores are reused.
-    Prints one JSON object.
-
-    Args:
-        dataset_dir: a BEIR folder or a table; queries and corpus are tokenized.
-        texts_file: one .jsonl or .tsv, plain or .gz.
-        kind: content of --texts_file; docs have titles.
-        train_vocab_size: train a vocabulary of this size on the documents, into the folder --tokenizer.
-        wordpiece: train a WordPiece vocabulary with [CLS], [SEP] and [MASK].
-        seed: seed of the sample for a vocabulary, beyond a million texts.
-        out_dir: folder of the stores; default the cache of de_jax.
-    """
-    inputs = {kind: (texts_file, kind)}
-    if dataset_dir:
-        found = {"queries": "queries", "docs": "corpus"}
-        inputs = {name: (beir.find_file(dataset_dir, file), name) for name, file in found.items()}
-    elif not texts_file.is_file():
-        raise InputError(f"{texts_file} does not exist; give texts in .jsonl or .tsv, plain or .gz.")
-    if train_vocab_size is not None:
-        texts, kind_of_texts = inputs.get("docs", next(iter(inputs.values())))
-        trained = {"vocab_size": train_vocab_size, "wordpiece": wordpiece, "seed": seed, "skip_empty": skip_empty}
-        _train(texts, kind_of_texts, tokenizer, **trained)
-    opened = load_tokenizer(tokenizer)
-    stores: dict[str, Any] = {}
-    for name, (texts, kind_of_texts) in inputs.items():
-        cache_dir = out_dir or outputs.cache_dir() / "token_stores"
-        store = cached_token_store(texts, opened, cache_dir, kind=kind_of_texts, skip_empty=skip_empty)
-        stores[name] = {"store_dir": str(store.store_dir), "texts": store.num_texts, "tokens": len(store.tokens)}
-    return {"tokenizer": str(tokenizer), "vocab_size": opened.vocab_size, **stores}
-
-
 def _write_pairs(out_dir: Path, tables: Tables, tokenizers: dict[str, Tokenizer], read: list[Reading]) -> dict[str, Any]:
     """Writes a folder of pairs, unless the same was written before."""
     made_from = pair_store.fingerprint_of(tables, tokenizers)
@@ -285,30 +227,6 @@ def _rows_read(read: list[Reading]) -> dict[str, Any]:
     """Counts of the rows; empty if nothing was read."""
     rows, bad_rows = (sum(getattr(one, name) for one in read) for name in ("num_rows", "num_bad_rows"))
     return {"rows": rows, "bad_rows": bad_rows, "columns": read[0].columns} if rows else {}
-
-
-def _train(texts_file: Path, kind: str, folder: Path, *, vocab_size: int, wordpiece: bool, seed: int, skip_empty: bool) -> None:
-    """Trains the vocabulary, unless the folder holds one made from these texts with this size."""
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
-    wanted = {"texts_sha256": reading.sha256_of(texts_file), "kind": kind, "skip_empty": skip_empty,
-              "vocab_size": vocab_size, "seed": seed}  # fmt: skip
-    if wordpiece:
-        wanted["wordpiece"] = True
-    names = (tokenizing.SENTENCEPIECE_FILE, tokenizing.TOKENIZER_JSON_FILE)
-    record, model_file = folder / "training.json", folder / names[wordpiece]
-    if record.is_file() and model_file.is_file() and reading.read_json(record, Record({})) == wanted:
-        return
-    if any((folder / name).exists() for name in names):
-        raise InputError(f"{folder} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
-    read = beir.iter_docs if kind == "docs" else beir.iter_queries
-    texts = (one for _, one in read(texts_file, skip_empty=skip_empty))
-    # The record comes first: a vocabulary without one is taken for somebody else's.
-    outputs.write_json(record, wanted)
-    if wordpiece:
-        vocabulary_training.train_wordpiece(texts, model_file, vocab_size=vocab_size)
-    else:
-        vocabulary_training.train_sentencepiece(texts, model_file, vocab_size=vocab_size, seed=seed)
 
 
 def _value(text: str) -> Any:

@@ -206,7 +206,6 @@ def evaluate_pairs(
     *,
     pairs_dir: Path,
     keep_identical_ids: bool = False,
-    max_queries: PositiveInt | None = None,
     max_docs: PositiveInt | None = None,
     out_ranks: LocalPath | None = None,
 ) -> dict[str, Any]:
@@ -221,7 +220,6 @@ def evaluate_pairs(
 
     Args:
         pairs_dir: a folder written by import pairs or import task.
-        max_queries: score a fixed sample of this many queries; default all.
         max_docs: search a fixed sample of this many documents and all relevant documents; default all.
         out_ranks: keep the rank of each query's first relevant document in this JSON file.
     """
@@ -234,7 +232,7 @@ def evaluate_pairs(
     for tower, tokenizer in (("query", store.query_tokenizer), ("doc", store.doc_tokenizer)):
         if tokenizer.fingerprint != run.side(tower).tokenizer.fingerprint:
             raise InputError(f"{pairs_dir} holds another {tower} vocabulary than {model.run_dir}; write it with the run's.")
-    sizes = (max_queries or len(store.dev_qrels), max_docs or store.doc_store.num_texts)
+    sizes = (len(store.dev_qrels), max_docs or store.doc_store.num_texts)
     dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, *sizes, keep_identical_ids=keep_identical_ids)
     scores, ranks = score_uncut(run, dev)
     if out_ranks and ranks:

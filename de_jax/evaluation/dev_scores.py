@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from jaxtyping import Float
-
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation import first_ranks, metrics
@@ -14,7 +11,6 @@ from de_jax.evaluation.first_ranks import Ranks
 from de_jax.evaluation.metrics import Results
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
-from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
 from de_jax.training.hooks.alignment import kl_divergence
 from de_jax.training.run.run_folder import Run
 
@@ -89,14 +85,3 @@ def divergence(run: Run, queries: QueriesForBoth) -> float:
     by_doc_tower = encode.docs(run, queries.for_doc_tower, rows=queries.rows, max_length=run.query.max_length)
     by_query_tower = encode.queries(run, queries.for_query_tower, rows=queries.rows)
     return kl_divergence(by_doc_tower, by_query_tower, dim=run.model.doc.embedding_rank)
-
-
-def by_both_towers(run: Run, texts: Sequence[str]) -> tuple[Float[np.ndarray, "r D"], Float[np.ndarray, "r D"]]:
-    """Some texts by the query tower and by the document tower, cut to the length of queries."""
-
-    def by(tower: str) -> np.ndarray:
-        tokenizer, max_length = run.side(tower).tokenizer, run.query.max_length
-        tokens, lengths = padded_tokens(tokenizer, texts, max_length=max_length, length_multiple=LENGTH_MULTIPLE)
-        return np.asarray(encode.encode_fn(run, tower)(tokens, lengths))[:, 0]
-
-    return by("query"), by("doc")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from de_jax.evaluation.metrics import Results
 from de_jax.types import InputError
 
 BLOCK_ROWS = 2048
@@ -24,7 +20,7 @@ def pair_alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m
     """
     if queries.shape != docs.shape or not len(queries):
         raise InputError(f"pairs are aligned by row, but there are queries {queries.shape} and documents {docs.shape}.")
-    return float(np.mean(np.sum(np.square(_unit(queries) - _unit(docs)), axis=1)))
+    return float(np.mean(np.sum(np.square(unit_rows(queries) - unit_rows(docs)), axis=1)))
 
 
 def uniformity(embeddings: Float[np.ndarray, "n D"]) -> float:
@@ -32,7 +28,7 @@ def uniformity(embeddings: Float[np.ndarray, "n D"]) -> float:
 
     Wang and Isola (2020), with t = 2, on L2-normalised rows.
     """
-    unit = _unit(_several(embeddings))
+    unit = unit_rows(several(embeddings))
     total = 0.0
     for start in range(0, len(unit), BLOCK_ROWS):
         block = unit[start : start + BLOCK_ROWS]
@@ -41,53 +37,14 @@ def uniformity(embeddings: Float[np.ndarray, "n D"]) -> float:
     return math.log((total - num_rows) / (num_rows * (num_rows - 1)))
 
 
-def effective_rank(embeddings: Float[np.ndarray, "n D"]) -> float:
-    """How many dimensions carry the spread of the rows, 1 to D: e to the entropy of the centred singular values' shares.
-
-    Roy and Vetterli (2007); ours: rows are centred first, and rows that are all equal give 0.
-    """
-    rows = _several(embeddings).astype(np.float64)
-    values = np.linalg.svd(rows - rows.mean(axis=0, keepdims=True), compute_uv=False)
-    largest = float(np.abs(rows).max()) * math.sqrt(rows.size)
-    values = values[values > largest * np.finfo(np.float32).eps]
-    if not len(values):
-        return 0.0
-    shares = values / values.sum()
-    return float(np.exp(-np.sum(shares * np.log(shares))))
-
-
-def pair_distances(rows: Float[np.ndarray, "n D"], others: Float[np.ndarray, "m D"] | None = None) -> Float[np.ndarray, " p"]:
-    """Cosine distances, 0 to 2, of all pairs of different rows, or of each row with each of the others."""
-    if others is not None:
-        return (1 - _unit(rows) @ _unit(others).T).reshape(-1)
-    unit = _unit(_several(rows))
-    return (1 - unit @ unit.T)[np.triu_indices(len(unit), k=1)]
-
-
-def detaching_distances(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " n"]:
-    """The mean cosine distance of each row to all the others: small in the midst of the cluster, large at its border.
-
-    DANCE (Li et al. 2021), section 5.4.
-    """
-    unit = _unit(_several(embeddings))
-    return 1 - (unit @ unit.sum(axis=0) - np.sum(np.square(unit), axis=1)) / (len(unit) - 1)
-
-
-def recall_frequency(results: Results, ids: Sequence[str], *, depth: int = 100) -> Int[np.ndarray, " n"]:
-    """In how many of the rankings each text is among the first `depth`, int64; mined negatives would be drawn as often.
-
-    DANCE (Li et al. 2021), section 5.4.
-    """
-    counts = collections.Counter(text_id for found in results.values() for text_id in itertools.islice(found, depth))
-    return np.array([counts[text_id] for text_id in ids], np.int64)
-
-
-def _several(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+def several(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+    """The rows; InputError for fewer than 2."""
     if len(embeddings) < 2:
         raise InputError(f"{len(embeddings)} embeddings have no pairs to compare; give at least 2.")
     return embeddings
 
 
-def _unit(rows: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+def unit_rows(rows: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+    """The rows with L2 norm 1, in float64."""
     rows = rows.astype(np.float64)
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -7,7 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -54,13 +54,6 @@ STYLE: Any = {
     "figure.dpi": 150,
     "figure.constrained_layout.use": True,
 }
-
-
-class Picture(NamedTuple):
-    """A picture's file, and its description."""
-
-    file: str
-    caption: str
 
 
 def require() -> None:

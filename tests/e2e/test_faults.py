@@ -17,14 +17,15 @@ from de_jax.data.stores.corpus import open_token_store
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run import loop, run_log
 from de_jax.training.run.run_folder import load_run
+from reproduction import verbs
 
 NO_SPACE = ("No space left on device", "File too large")
 
 
-def refused(capsys, verb, argv):
+def refused(capsys, verb, argv, call=cli.call):
     """The sentence that a command ends with."""
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: cli.call(verb, argv))
+        command.run(lambda: call(verb, argv))
     assert exit_.value.code == command.EXIT_INPUT
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -101,13 +102,13 @@ def test_full_disk_while_a_line_is_logged(small_disk, sink):
 def test_full_disk_while_tokenizing(capsys, small_disk, dataset_dir):
     argv = [f"--dataset_dir={dataset_dir}", f"--tokenizer={dataset_dir}/spiece.model", f"--out_dir={small_disk.folder}/stores"]
     small_disk.leave(4000)
-    message = refused(capsys, "encode tokens", argv)
+    message = refused(capsys, "encode tokens", argv, verbs.call)
     assert any(words in message for words in NO_SPACE)
     assert f"{small_disk.folder}/stores/" in message
     assert ".tmp" not in message
     assert not [name for name in small_disk.files() if ".tmp" in name or "corpus" in name]  # the queries may have found room
     small_disk.free()
-    command.run(lambda: cli.call("encode tokens", argv))
+    command.run(lambda: verbs.call("encode tokens", argv))
     made = json.loads(capsys.readouterr().out)
     assert open_token_store(made["docs"]["store_dir"]).num_texts == 96
 

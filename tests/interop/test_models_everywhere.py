@@ -54,7 +54,6 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
     assert mined["num_pairs"] == 80
     assert printed("export index", on, "--to=parquet", f"--out={tmp_path / 'x.parquet'}")["num_rows"] == 96
     assert printed("analyse run", f"--out_dir={tmp_path / 'shown'}")["num_parameters"]["total"] > 0
-    printed("analyse embeddings", on, "--split=dev", f"--out_dir={tmp_path / 'analysis'}", "--depth=10")
     printed("compare latency", f"--runs=a={model}", on, "--split=dev", "--batch_sizes=1", "--num_calls=2", run_dir="")
     exported = printed("export model", "--format=sentence_transformers", f"--out_dir={tmp_path / 'exported'}")
     assert "ndcg_at_10" in (tmp_path / "exported" / "README.md").read_text()

@@ -86,13 +86,6 @@ COMMANDS = {
     "export index": ("export index", f"{DATA} {RUN} --to=parquet --out={{out}}", "de_jax.retrieval.encode.cached_docs"),
     "mine pairs bm25": ("mine pairs", f"{DATA} --bm25 --negatives_dir={{out}}", ""),
     "mine pairs": ("mine pairs", f"{DATA} {RUN} --negatives_dir={{out}}", "de_jax.tools.negatives.embed"),
-    "analyse embeddings": ("analyse embeddings", f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.cached_docs"),
-    "analyse embeddings a sample": (
-        "analyse embeddings",
-        f"{DATA} {RUN} {OUT} --max_docs=8",
-        "de_jax.retrieval.encode.queries",
-    ),
-    "analyse negatives": ("analyse negatives", f"{DATA} {RUN} {OUT}", "de_jax.evaluation.negative_analysis.sample"),
     "doc2query train": (
         "doc2query train",
         "--dataset_dirs {folder} --tokenizer={spiece} --batch_size=1 --run_dir={out}",
@@ -100,18 +93,11 @@ COMMANDS = {
     ),
     "doc2query generate": ("doc2query generate", f"--model=x {DATA} {OUT}", "de_jax.tools.doc2query.generate_to_dir"),
     "doc2query import": ("doc2query import", f"--predictions {{folder}}/predictions.jsonl {DATA} {OUT}", ""),
-    "encode tokens": ("encode tokens", f"{DATA} --tokenizer={{spiece}}", ""),
     "compare latency": (
         "compare latency",
         f"--runs a={{run}} {DATA}",
         "de_jax.evaluation.latency.measure",
     ),
-    "compare expansions": (
-        "compare expansions",
-        f"--runs a={{run}} {DATA} {OUT} --expansion={{folder}}/expansion --num_generated 1",
-        "de_jax.retrieval.encode.cached_docs",
-    ),
-    "train daft": ("train daft", f"--model=x --query_layers 1 {DATA} {OUT}", "de_jax.tools.daft._import"),
 }
 
 
@@ -159,7 +145,7 @@ def test_every_command_refuses_empty_texts_by_an_option_that_it_has(call, name, 
         call(name, flag(name, "skip_empty"))
 
 
-RANKING = ("evaluate beir", "train", "mine", "analyse embeddings", "compare expansions")
+RANKING = ("evaluate beir", "train", "mine")
 
 
 @pytest.mark.parametrize("name", RANKING)
@@ -213,7 +199,6 @@ NO_RANKING = (
     "encode guide",
     "export index",
     "score pairs",
-    "encode tokens",
     "doc2query train",
     "doc2query generate",
     "doc2query import",

@@ -40,8 +40,6 @@ def test_every_command_with_a_data_set_takes_a_table(folders, trained, spiece, t
     printed("evaluate sentences", dataset_dir=table, no_bm25=True, **run)
     printed("mine pairs", dataset_dir=table, bm25=True, negatives_dir=tmp_path / "bm25")
     printed("encode guide", dataset_dir=table, model=trained, out_dir=tmp_path / "guide")
-    printed("encode tokens", dataset_dir=table, tokenizer=spiece)
-    printed("analyse embeddings", dataset_dir=table, out_dir=tmp_path / "analysis", **run)
     printed("export index", dataset_dir=table, to="parquet", out=tmp_path / "out.parquet", **run)
     printed("compare latency", dataset_dir=table, runs=f"tiny={trained}", num_calls=2, batch_sizes=1)
     assert next(iter(open_corpus(table).texts)) == "row0"

@@ -31,7 +31,7 @@ TOKEN_STORE = Kind(
             "content_hash": some_text,
         }
     ),
-    make="build it with de-jax encode tokens",
+    make="run the same command again, which builds it",
     mend="remove the token store and build it again",
 )
 ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")

@@ -3,9 +3,10 @@ import json
 import pytest
 from tiny_run import DOCS, QUERIES
 
-from de_jax import arguments, cli
+from de_jax import arguments
 from de_jax.data.text import beir
 from de_jax.types import InputError
+from reproduction import verbs
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,12 @@ def test_a_report_of_all_documents_and_one_of_a_sample(trained, judged_dir, tmp_
 def test_splits_and_samples_that_are_too_small_are_refused(trained, judged_dir, tmp_path):
     flags = ["--run_dir", str(trained), "--dataset_dir", str(judged_dir), "--out_dir", str(tmp_path / "out")]
     with pytest.raises(InputError, match="1 queries have a relevant document"):
-        cli.call("analyse embeddings", [*flags, "--split", "few"])
+        verbs.call("analyse embeddings", [*flags, "--split", "few"])
     with pytest.raises(InputError, match="more than max_docs = 2"):
-        cli.call("analyse embeddings", [*flags, "--max_docs", "2"])
+        verbs.call("analyse embeddings", [*flags, "--max_docs", "2"])
     for sample in ([], ["--max_docs", "5"]):
         with pytest.raises(InputError, match="d77"):
-            cli.call("analyse embeddings", [*flags, "--split", "gone", *sample])
+            verbs.call("analyse embeddings", [*flags, "--split", "gone", *sample])
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""Cost and training of light query towers, from the folders of `de-jax train daft`: numbers, pictures, a table."""
+"""Cost and training of light query towers, from the folders of `python -m reproduction train daft`: numbers, pictures, a table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from jaxtyping import Float
 
 from de_jax.reports import tables
 from de_jax.reports.plots import DOC_COLOUR, INK, NARROW, QUERY_COLOUR, WIDE, colour_of, new_figure, one_panel, place_by_pca
+from de_jax.retrieval import encode
+from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
+from de_jax.training.run.run_folder import Run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
 
@@ -41,6 +44,17 @@ def stages(folders: Sequence[Path]) -> dict[str, Any]:
     found["divergence"] = {str(line["step"]): line[f"alignment/{KL}"] for line in measured}
     found["threshold"] = measured[0].get("alignment/threshold") if measured else None
     return found
+
+
+def by_both_towers(run: Run, texts: Sequence[str]) -> BothTowers:
+    """Some texts by the query tower and by the document tower, cut to the length of queries."""
+
+    def by(tower: str) -> np.ndarray:
+        tokenizer, max_length = run.side(tower).tokenizer, run.query.max_length
+        tokens, lengths = padded_tokens(tokenizer, texts, max_length=max_length, length_multiple=LENGTH_MULTIPLE)
+        return np.asarray(encode.encode_fn(run, tower)(tokens, lengths))[:, 0]
+
+    return by("query"), by("doc")
 
 
 def draw(out_dir: Path, report: Mapping[str, Any], panels: Mapping[str, Mapping[str, BothTowers]]) -> None:

@@ -15,7 +15,6 @@ from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.negatives.generations import Generation, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
-from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
@@ -23,6 +22,7 @@ from de_jax.training.run.run_folder import Run
 from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
+from reproduction.embedding_analysis import rounded, summary
 
 IN_BATCH, RANDOM = "in_batch", "random"
 NUM_LOCAL = 20

@@ -12,11 +12,11 @@ from pretrained_folders import WORDS, write_sentence_transformer
 from de_jax import cli, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.tools import daft
 from de_jax.training.run.run_folder import complete_steps, load_run
 from de_jax.training.run.run_log import read_metrics
 from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
+from reproduction import daft, verbs
 
 SMALL = ["--gin.make_mesh.data=1", "--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]
 
@@ -72,7 +72,7 @@ def aligned(folders):
 def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, capsys):
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
-    cli.call("train daft", command)
+    verbs.call("train daft", command)
     report = json.loads(capsys.readouterr().out)
     assert list(report["systems"]) == ["model", "0_layers"]
     light = report["systems"]["0_layers"]
@@ -91,7 +91,7 @@ def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, caps
     assert any(moved)
     assert complete_steps(tmp_path / "0_layers" / "tuned" / "best")
     with pytest.raises(InputError, match="--query_layers has 3, but the model has 1 layer; give 0 to 1"):
-        cli.call("train daft", [argument if argument != "0" else "3" for argument in command])
+        verbs.call("train daft", [argument if argument != "0" else "3" for argument in command])
 
 
 @pytest.mark.soak
@@ -102,7 +102,7 @@ def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_
     architectures.torch_model(architectures.ROWS[name]).save_pretrained(model)
     pretrained_folders.write_tokenizer(model, "bert")
     command = [f"--model={model}", f"--dataset_dir={data}", f"--out_dir={tmp_path / 'daft'}", *SMALL, "--query_layers=2"]
-    cli.call(
+    verbs.call(
         "train daft", [*command, "--num_align_steps=2", "--num_steps=2", "--learning_rate=1e-3", "--gin1.Alignment.delta=-1e9"]
     )
     assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "2_layers"]
@@ -134,7 +134,7 @@ def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monke
     monkeypatch.setattr(daft.daft_report, "stages", lambda folders: {})
     monkeypatch.setattr(daft.daft_report, "draw", lambda *args: None)
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
-    cli.call("train daft", [*command, "--query_layers", "1", "0"])
+    verbs.call("train daft", [*command, "--query_layers", "1", "0"])
     assert asked == [((0,), "1_layer"), ((), "0_layers")]
     assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "1_layer", "0_layers"]
 
@@ -143,17 +143,17 @@ def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monke
 def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives_the_same_again(folders, tmp_path, capsys):
     command = [f"--model={folders / 'with_head'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=0", "--num_steps=3"]
-    cli.call("train daft", command)
+    verbs.call("train daft", command)
     light = json.loads(capsys.readouterr().out)["systems"]["0_layers"]
     assert (light["run_dir"], light["divergence"]) == (str(tmp_path / "0_layers" / "at_once"), {})
     run = load_run(light["run_dir"])
     assert (run.model.query.encoder.num_layers, run.model.doc.encoder.num_layers) == (0, 1)
     assert run.model.doc.projection_dim == 24  # its own is kept
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["towers.png", "tradeoff.png"]
-    cli.call("train daft", command)
+    verbs.call("train daft", command)
     assert json.loads(capsys.readouterr().out)["systems"]["0_layers"]["scores"] == light["scores"]
     with pytest.raises(InputError, match="--num_align_steps=0 leaves out"):
-        cli.call("train daft", [*command, "--gin1.Alignment.patience=2"])
+        verbs.call("train daft", [*command, "--gin1.Alignment.patience=2"])
 
 
 def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir: done.append(run_dir.name) or {"stopped": "SIGTERM"})
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", "--query_layers=1"]
     with pytest.raises(SystemExit) as exit_:
-        cli.call("train daft", [*command, *SMALL])
+        verbs.call("train daft", [*command, *SMALL])
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
@@ -175,7 +175,7 @@ def test_query_towers_are_cut_from_another_model_where_one_is_named(folders, tmp
     monkeypatch.setattr(daft, "train", stop)
     command = [f"--model={folders / 'model'}", f"--query_model={folders / 't5'}", f"--dataset_dir={folders / 'data'}"]
     with pytest.raises(SystemExit):
-        cli.call("train daft", [*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer
+        verbs.call("train daft", [*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])
     recipe = begun["aligned"]
     assert recipe.initialization.init_from == {"query": str(tmp_path / "query_model"), "doc": str(tmp_path / "model")}
     assert recipe.initialization.init_layers == {"query": (0, 1)}

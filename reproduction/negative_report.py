@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 from de_jax.files.outputs import write_json
-from de_jax.reports import tables
-from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure, short
+from de_jax.reports.plots import INK, NARROW, WIDE, colour_of, histogram, new_figure, short
+from reproduction import pages
+from reproduction.negative_analysis import WHOLE, AtCheckpoint
+from reproduction.pages import Picture
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "loss, nats": lambda numbers: numbers["loss"],
@@ -43,12 +44,12 @@ def write(
     found = [{"step": step, **{kind: measured.numbers for kind, measured in kinds.items()}} for step, kinds in checkpoints]
     report = {**about, "depth": depth, "checkpoints": found}
     write_json(out_dir / "analysis.json", report)
-    sections = {"": tables.html_facts({**about, "depth": depth})}
+    sections = {"": pages.html_facts({**about, "depth": depth})}
     for step, kinds in checkpoints:
         rows = [[kind, *(value(measured.numbers) for value in COLUMNS.values())] for kind, measured in kinds.items()]
-        sections[f"Step {step}"] = tables.html_columns(["negatives", *COLUMNS], rows)
+        sections[f"Step {step}"] = pages.html_columns(["negatives", *COLUMNS], rows)
     pictures = draw(checkpoints, out_dir, depth=depth)
-    tables.write_page(out_dir / "report.html", title, sections, pictures)
+    pages.write_page(out_dir / "report.html", title, sections, pictures)
     return report
 
 

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from de_jax.evaluation import geometry
-from de_jax.evaluation.embedding_analysis import Texts, analyse
-from de_jax.reports import embedding_report
 from de_jax.types import InputError
+from reproduction import embedding_geometry, embedding_report
+from reproduction.embedding_analysis import Texts, analyse
 
 
 def unit(rows):
@@ -28,16 +27,16 @@ def test_distances_equal_loops_over_pairs():
     texts = make_texts()
     rows = [row.astype(np.float64) for row in texts.queries]
     both = [1 - np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b) for i, a in enumerate(rows) for b in rows[i + 1 :]]
-    np.testing.assert_allclose(geometry.pair_distances(texts.queries), both, atol=1e-6)
-    assert geometry.pair_distances(texts.queries, texts.docs).shape == (30 * 80,)
+    np.testing.assert_allclose(embedding_geometry.pair_distances(texts.queries), both, atol=1e-6)
+    assert embedding_geometry.pair_distances(texts.queries, texts.docs).shape == (30 * 80,)
     others = [np.mean([1 - np.dot(a, b) for j, b in enumerate(rows) if i != j]) for i, a in enumerate(rows)]
-    np.testing.assert_allclose(geometry.detaching_distances(texts.queries), others, atol=1e-6)
+    np.testing.assert_allclose(embedding_geometry.detaching_distances(texts.queries), others, atol=1e-6)
 
 
 def test_recall_frequency_counts_the_first_ranks():
     results = {"a": {"x": 3.0, "y": 2.0, "z": 1.0}, "b": {"x": 2.0, "z": 1.0}}
-    assert geometry.recall_frequency(results, ["x", "y", "z", "w"], depth=2).tolist() == [2, 1, 1, 0]
-    assert geometry.recall_frequency(results, ["x", "y", "z", "w"]).tolist() == [2, 1, 2, 0]
+    assert embedding_geometry.recall_frequency(results, ["x", "y", "z", "w"], depth=2).tolist() == [2, 1, 1, 0]
+    assert embedding_geometry.recall_frequency(results, ["x", "y", "z", "w"]).tolist() == [2, 1, 2, 0]
 
 
 def test_numbers_are_those_of_loops():

@@ -1,4 +1,4 @@
-"""Kinds of negatives against loops: one gradient a pair, ranks by sorting, and the costs of Table 6 by hand."""
+"""Kinds of negatives against loops: one gradient a pair, and ranks by sorting."""
 
 import functools
 import json
@@ -22,14 +22,13 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
-from de_jax.evaluation import negative_analysis
-from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
-from de_jax.reports import negative_report
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run
 from de_jax.training.step import grad_norms
 from de_jax.types import Batch, Embeddings, InputError
+from reproduction import negative_analysis, negative_report
+from reproduction.negative_analysis import AtCheckpoint, Measured, Sample
 
 GROUPS = {"all": ".*", "kernels": ".*/kernel", "doc": "doc/.*"}
 LOSS = functools.partial(ance, temperature=0.1)

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from de_jax import cli
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing
 from de_jax.types import InputError
+from reproduction import verbs
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
 
@@ -23,7 +23,7 @@ def dataset(tmp_path):
 @pytest.fixture
 def run(tmp_path, capsys):
     def run(*arguments):
-        cli.call("encode tokens", [f"--tokenizer={tmp_path / 'vocabulary'}", f"--out_dir={tmp_path / 'stores'}", *arguments])
+        verbs.call("encode tokens", [f"--tokenizer={tmp_path / 'vocabulary'}", f"--out_dir={tmp_path / 'stores'}", *arguments])
         return json.loads(capsys.readouterr().out)
 
     return run

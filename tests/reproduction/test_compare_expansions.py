@@ -7,6 +7,7 @@ import tiny_run
 
 from de_jax import cli
 from de_jax.types import InputError
+from reproduction import verbs
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
     monkeypatch.setenv("DE_JAX_CACHE", str(folder / "cache"))
     run, shared = folder / "run", [f"--dataset_dir={folder / 'data'}"]
     expanded = [*shared, f"--expansion={folder / 'expansion.jsonl'}"]
-    cli.call(
+    verbs.call(
         "compare expansions",
         ["--runs", f"a={run}", f"b={run},{run}", *expanded, "--num_generated", "1", "2", f"--out_dir={folder / 'out'}"],
     )
@@ -55,7 +56,7 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
 
 def test_what_is_no_form_is_refused_before_anything_is_encoded(folder):
     with pytest.raises(InputError, match=r"^--forms is mean; it must be views, typical, typical_as_is or document"):
-        cli.call(
+        verbs.call(
             "compare expansions",
             [
                 "--runs",
@@ -70,14 +71,13 @@ def test_what_is_no_form_is_refused_before_anything_is_encoded(folder):
         )
 
 
-@pytest.mark.parametrize("verb", ["compare expansions", "train daft", "analyse run"])
+@pytest.mark.parametrize("verb", ["compare expansions", "train daft"])
 def test_reports_leave_a_folder_of_somebody_else_alone(folder, tmp_path, verb):
     (tmp_path / "report.json").write_text("precious")
     flags = {
         "compare expansions": ["--runs", "a=/nowhere", "--expansion=x", f"--dataset_dir={folder / 'data'}"],
         "train daft": ["--model=/nowhere", "--query_layers=0", f"--dataset_dir={folder / 'data'}", "--test_split=test"],
-        "analyse run": [f"--run_dir={folder / 'run'}"],
     }
     with pytest.raises(InputError, match=r"holds (report\.json|something else).*; choose a folder that is absent or empty"):
-        cli.call(verb, [*flags[verb], f"--out_dir={tmp_path}"])
+        verbs.call(verb, [*flags[verb], f"--out_dir={tmp_path}"])
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]

@@ -1,4 +1,4 @@
-"""`de-jax compare expansions`."""
+"""`python -m reproduction compare expansions`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compare_expansions(
 ) -> dict[str, Any]:
     """Scores runs on documents with generated queries, for every form and number of queries, with BM25.
 
-    de-jax compare expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
+    python -m reproduction compare expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
         --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
 
     Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of
@@ -79,7 +79,7 @@ def compare_expansions(
     task = beir_task(dataset_dir, split)
     (shown,) = metrics.names_of([measure])
     policy = Policy(measures=[measure], bm25=False, skip_empty=skip_empty, drop_identical_ids=not keep_identical_ids)
-    expansions = {
+    expansions: dict[Cell, Expansion] = {
         (form, number): Expansion(expansion, number, form, max_generated_length)
         for form in forms
         for number in sorted(num_generated, reverse=True)  # of the most views, those of fewer are a part
@@ -102,9 +102,11 @@ def compare_expansions(
     costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in forms}
     report = {"dataset": task.name, "split": split, "measure": shown, "to_beat": first, "lines": found, "costs": costs}
     title = f"{task.name}: documents with generated queries"
-    drawn = {"title": title, "measure": measure, "to_beat": (f"{first}, documents as they are", to_beat)}
+    drawn: dict[str, Any] = {"title": title, "measure": measure, "to_beat": (f"{first}, documents as they are", to_beat)}
     of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
-    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in forms}
+    by_form: dict[str, dict[str, Line]] = {
+        form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in forms
+    }
     with folders.atomic_dir(out_dir, KIND) as temporary:
         _draw({last: of_last}, temporary / "forms.png", **drawn)
         _draw(by_form, temporary / "strategies.png", **drawn)

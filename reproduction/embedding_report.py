@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.evaluation.embedding_analysis import MEASURE, Analysis
-from de_jax.reports import tables
 from de_jax.reports.plots import (
     BOTH_COLOUR,
     DOC_COLOUR,
@@ -19,12 +17,14 @@ from de_jax.reports.plots import (
     PAIR_COLOUR,
     QUERY_COLOUR,
     WIDE,
-    Picture,
     embedding_map,
     histogram,
     new_figure,
     one_panel,
 )
+from reproduction import pages
+from reproduction.embedding_analysis import MEASURE, Analysis
+from reproduction.pages import Picture
 
 RATIO_RANGE = (-0.5, 2.5)
 NUM_CURVES = 10
@@ -37,8 +37,8 @@ def write(analysis: Analysis, out_dir: Path, title: str, about: Mapping[str, Any
     """
     counts = {name: value for name, value in analysis.numbers.items() if name.startswith("num_")}
     measured = {name: value for name, value in analysis.numbers.items() if name not in (*counts, "groups")}
-    sections = {"": tables.html_facts({**about, **counts}), "Measures": tables.html_facts(measured)}
-    tables.write_page(out_dir / "report.html", title, sections, draw(analysis, out_dir, seed=seed))
+    sections = {"": pages.html_facts({**about, **counts}), "Measures": pages.html_facts(measured)}
+    pages.write_page(out_dir / "report.html", title, sections, draw(analysis, out_dir, seed=seed))
 
 
 def draw(analysis: Analysis, out_dir: Path, *, seed: int = 0) -> list[Picture]:

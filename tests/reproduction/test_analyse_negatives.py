@@ -11,10 +11,10 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
-from de_jax.evaluation import negative_analysis
 from de_jax.retrieval import encode
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
+from reproduction import negative_analysis
 
 QRELS = {"q0": {"d0": 1, "d5": 1}, "q2": {"d2": 1}, "d3": {"d6": 1}}
 DEPTH = 3
@@ -115,7 +115,7 @@ def test_only_a_former_analysis_is_replaced(trained, dataset_dir, tmp_path, prin
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with monkeypatch.context() as patch:
-        patch.setattr("de_jax.tools.analyse.load_run", None)  # refused before a model loads
+        patch.setattr("reproduction.analyse.load_run", None)  # refused before a model loads
         for out_dir in (tmp_path / "mine", trained, trained.parent):
             before = sorted(out_dir.rglob("*"))
             with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):

@@ -1,4 +1,4 @@
-"""`de-jax train daft`: light query towers for a model."""
+"""`python -m reproduction train daft`: light query towers for a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from de_jax.arguments import Dtype
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
-from de_jax.evaluation import dev_scores, latency
+from de_jax.evaluation import latency
 from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.flags import Bindings, rules
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
-from de_jax.reports import daft_report, plots
+from de_jax.reports import plots
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
+from reproduction import daft_report
 
 MAX_DRAWN = 300
 QUERY_MODEL = "query_model"
@@ -84,7 +85,8 @@ class Gin:
 def train_daft(towers: Towers, settings: Gin, *, test_split: str = "test", num_calls: PositiveInt = 200) -> dict[str, Any]:
     """Makes light query towers for a model with DAFT, and plots quality against speed.
 
-    de-jax train daft --model=all-MiniLM-L6-v2 --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
+    python -m reproduction train daft --model=all-MiniLM-L6-v2 --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus \\
+        --out_dir=runs/daft
 
     The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
     towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
@@ -156,7 +158,8 @@ class _Pair(NamedTuple):
 
 def _pair(towers: Towers, settings: Gin, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:
     """Trains the stages, each from the previous stage, the first from the original model."""
-    source, runs = towers.out_dir / daft_report.MODEL, {}
+    source = towers.out_dir / daft_report.MODEL
+    runs: dict[str, Run] = {}
     for stage in STAGES[bool(towers.num_align_steps)]:
         recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(towers, source, settings, stage, layers))
         source = folder / stage
@@ -164,7 +167,7 @@ def _pair(towers: Towers, settings: Gin, layers: tuple[int, ...], folder: Path, 
         if not runs:
             runs["before"] = load_run(source)._replace(params=first_params(recipe))
         runs[stage] = load_run(source, "best" if complete_steps(source / BEST_DIR) else None)
-    panels = {stage.replace("_", " "): dev_scores.by_both_towers(run, queries) for stage, run in runs.items()}
+    panels = {stage.replace("_", " "): daft_report.by_both_towers(run, queries) for stage, run in runs.items()}
     return _Pair(runs[stage], [folder / stage for stage in runs if stage in RECIPES], panels)
 
 

@@ -18,6 +18,7 @@ from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Array, InputError
+from reproduction import embedding_geometry
 
 MEASURE = "ndcg@10"
 BEIR = Policy()
@@ -107,9 +108,9 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
     of_pairs = texts.queries[pairs[:, 0]], texts.docs[pairs[:, 1]]
     queries, docs = (rows[np.sort(rng.permutation(len(rows))[:MAX_TEXTS])] for rows in (texts.queries, texts.docs))
     distances = {
-        "query - query": geometry.pair_distances(queries),
-        "document - document": geometry.pair_distances(docs),
-        "query - document": geometry.pair_distances(queries, docs),
+        "query - query": embedding_geometry.pair_distances(queries),
+        "document - document": embedding_geometry.pair_distances(docs),
+        "query - document": embedding_geometry.pair_distances(queries, docs),
         "query - relevant document": 1 - _cosines(*of_pairs),
     }
     ratios = _ratios(*of_pairs, rng)
@@ -125,7 +126,7 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
         "alignment": rounded(geometry.pair_alignment(*of_pairs)),
         **{
             measure.__name__: {"query": rounded(measure(queries)), "doc": rounded(measure(docs))}
-            for measure in (geometry.uniformity, geometry.effective_rank)
+            for measure in (geometry.uniformity, embedding_geometry.effective_rank)
         },
         "cosine_of_top_document": summary(top_cosines),
         "cosine_of_relevant_document": summary(1 - distances["query - relevant document"]),
@@ -208,14 +209,14 @@ def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]
     """The measure of both directions by groups of the texts that search: how often they are found, how far off they are."""
     rows = {doc_id: row for row, doc_id in enumerate(texts.doc_ids)}
     off = {
-        DIRECTIONS[0]: geometry.detaching_distances(texts.queries),
-        DIRECTIONS[1]: geometry.detaching_distances(texts.docs)[[rows[doc_id] for doc_id in backward.ids]],
+        DIRECTIONS[0]: embedding_geometry.detaching_distances(texts.queries),
+        DIRECTIONS[1]: embedding_geometry.detaching_distances(texts.docs)[[rows[doc_id] for doc_id in backward.ids]],
     }
     groups = {}
     for direction, search, other in zip(DIRECTIONS, (forward, backward), (backward, forward), strict=True):
         values = np.array([search.measures.get(text_id, np.nan) for text_id in search.ids])
         recall_depth = min(other.depth, -(-2 * len(search.ids) // len(other.ids)))
-        frequency, distances = geometry.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
+        frequency, distances = embedding_geometry.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
         by_frequency = {
             name: (frequency >= low) & (frequency <= (np.inf if high is None else high))
             for name, (low, high) in FREQUENCIES.items()
