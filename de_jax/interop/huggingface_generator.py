@@ -47,11 +47,11 @@ def read(folder: str | Path) -> PretrainedGenerator:
             f"{folder}: the vocabulary pads with {pad_id}; a generator's padding is {START_ID}, which queries start with."
         )
     stored = {name: read for name, read in opened.stored.items() if name not in (t5.DECODER_TABLE, t5.UNUSED_BIAS)}
-    table = stored[t5.TABLE]() if t5.TABLE in stored else None  # `assemble` refuses a folder without
+    table = stored[t5.WORDS]() if t5.WORDS in stored else None  # `assemble` refuses a folder without
     of_decoder = opened.stored.get(t5.DECODER_TABLE)
     if of_decoder and table is not None and not np.array_equal(of_decoder(), table):
         raise InputError(
-            f"{folder}: {t5.DECODER_TABLE} differs from {t5.TABLE}; a generator here has one table, so remove the other."
+            f"{folder}: {t5.DECODER_TABLE} differs from {t5.WORDS}; a generator here has one table, so remove the other."
         )
     is_tied = t5.LOGITS not in stored or (table is not None and np.array_equal(stored[t5.LOGITS](), table))
     if is_tied:
