@@ -13,6 +13,7 @@ from de_jax import command
 from de_jax.files import outputs
 from de_jax.reports import plots
 from reproduction.result_files import Claim, Drawing, Entry, Paper, Theme, entries_of, expected, read_all
+from reproduction.seed_evidence import LEVEL, Effect, effects_of, pooled
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS_DIR = ROOT / "docs"
@@ -37,6 +38,8 @@ differences of nDCG@10.
   Several designs share a test set.
 - *p* comes from a paired permutation test over the test queries, with the seeds averaged: it says whether the difference holds for
   other queries, not for other seeds. Holm's correction is applied where a design compares several arms.
+- *With seeds* counts seeds as a sample too: the mean effect, its interval of 95 %, and how many changes with p < .05 over queries
+  keep it. [Seeds and queries](seeds.md) says how these are made.
 - *SDE*: one tower embeds queries and documents. *ADE*: two towers share nothing. *ADE-SPL*: two towers share their projection.
 - *The batch's documents*: each query's negatives are the other documents of its batch (in-batch negatives).
 
@@ -49,6 +52,19 @@ stay within all tolerances of an entry. The others are stated with a reason. The
 fresh clone."""
 
 
+SEEDS = """# Seeds and queries
+
+A p-value over queries asks whether a difference holds for other queries of the same trained models. Who trains again has other
+seeds. The intervals below count both. They are computed from the records: the queries' variance from the recorded p, the seeds'
+from both arms' deviations, as if the arms' seeds had nothing in common. Each is more likely too large than too small, so "not
+shown" means that these records cannot show it. For runs with scores at hand, `de-jax compare runs` computes the exact test (two
+crossed random factors), as `p_seeds`.
+
+The *mean effect* of a claim is over data sets, by random effects (DerSimonian and Laird; the interval by Hartung and Knapp).
+Designs on one set share its queries and often a start, and count as one. With three sets the interval is wide by nature. Sets
+that were only scored, not trained on, are left out."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     command.Parser(description=__doc__).parse_args(argv)
@@ -59,6 +75,9 @@ def main(argv: list[str] | None = None) -> None:
         print(DOCS_DIR / name, file=sys.stderr)
     for picture, drawing in (drawn for theme in themes.values() for drawn in theme.drawn()):
         draw(drawing, entries_of(themes), DOCS_DIR / "images" / picture.file)
+    for paper in _papers(themes):
+        if rows := _forest(paper, themes):
+            draw_forest(rows, DOCS_DIR / "images" / _forest_file(paper))
 
 
 def pages(themes: Mapping[str, Theme]) -> dict[str, str]:
@@ -67,6 +86,7 @@ def pages(themes: Mapping[str, Theme]) -> dict[str, str]:
     return {
         "results.md": _front_page(themes),
         "results/claims.md": _claims_page(themes),
+        "results/seeds.md": _seeds_page(themes),
         **{name: f"{text}\n" for name, text in of_themes.items()},
     }
 
@@ -89,6 +109,23 @@ def draw(drawing: Drawing, entries: Mapping[str, Entry], out_png: str | Path) ->
         axes[0].set_ylim(len(drawing.rows) - 0.5, -0.5)
 
 
+def draw_forest(rows: Sequence[tuple[str, float, float, float, bool]], out_png: str | Path) -> None:
+    """Effects with their intervals, one a line: (label, effect, low, high, whether it is the mean of a claim)."""
+    with plots.new_figure(out_png, figsize=(7.2, 0.9 + 0.2 * len(rows))) as figure:
+        axis = figure.subplots()
+        axis.axvline(0.0, color=plots.INK, linewidth=0.8)
+        for place, (_, effect, low, high, is_mean) in enumerate(rows):
+            colour, marker = (plots.QUERY_COLOUR, "D") if is_mean else (plots.DOC_COLOUR, "o")
+            axis.plot([low, high], [place, place], color=colour, linewidth=1)
+            axis.plot([effect], [place], marker, color=colour, markersize=4)
+        axis.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=7)
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        largest = 2 * max(abs(effect) for _, effect, *_ in rows)
+        axis.set_xlim(-largest, largest)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.set_xlabel("change, with 95 % over seeds and queries", fontsize=7)
+
+
 def _papers(themes: Mapping[str, Theme]) -> list[Paper]:
     return sorted((paper for theme in themes.values() for paper in theme.papers), key=lambda paper: paper.name)
 
@@ -105,6 +142,66 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def _effects(claim: Claim, themes: Mapping[str, Theme]) -> list[Effect]:
+    """The effects of a claim on the sets that were trained on."""
+    entries = entries_of(themes)
+    found = [effect for name in claim.entries for effect in effects_of(name, entries[name], ROOT)]
+    trained_on = [one for one in found if ", scored on" not in one.data]
+    return [one for one in trained_on if {one.change, f"{one.entry}: {one.change}"} & set(claim.effects)]
+
+
+def _with_seeds(claim: Claim, themes: Mapping[str, Theme]) -> str:
+    effects = _effects(claim, themes)
+    if not effects:
+        return "not computed"
+    mean, told = pooled(effects), [one for one in effects if one.p_queries < LEVEL]
+    kept = sum(one.p < LEVEL for one in told)
+    sets = f"{mean.num_sets} set{'s' if mean.num_sets > 1 else ''}"
+    return f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], {sets}; {kept} of {len(told)} keep p < .05"
+
+
+def _forest(paper: Paper, themes: Mapping[str, Theme]) -> list[tuple[str, float, float, float, bool]]:
+    rows = []
+    for number, claim in enumerate(paper.claims, start=1):
+        if effects := _effects(claim, themes):
+            rows += [(f"{one.entry}: {one.change}, {one.data}", one.difference, *one.interval, False) for one in effects]
+            mean = pooled(effects)
+            rows.append((f"claim {number}, mean effect", mean.difference, mean.low, mean.high, True))
+    return rows
+
+
+def _forest_file(paper: Paper) -> str:
+    return f"effects_{_anchor(paper).removeprefix('of_')}.png"
+
+
+def _seeds_page(themes: Mapping[str, Theme]) -> str:
+    every = [one for name, entry in entries_of(themes).items() for one in effects_of(name, entry, ROOT)]
+    told = [one for one in every if one.p_queries < LEVEL]
+    lost = sum(one.p >= LEVEL for one in told)
+    lines = [_RENDERED.format("results/"), SEEDS]
+    lines.append(
+        f"Of {len(every)} recorded changes {len(told)} have p < .05 over queries. **{lost} of these are not shown with seeds.**"
+    )
+    for paper in _papers(themes):
+        claims = [(number, claim) for number, claim in enumerate(paper.claims, start=1) if claim.effects]
+        if claims:
+            lines += [f"## {paper.name}", f"![Effects of {paper.name} with their intervals](../images/{_forest_file(paper)})"]
+            rows = [[str(number), claim.says, claim.here, _with_seeds(claim, themes)] for number, claim in claims]
+            lines.append(_table([["", "claim", "here", "mean effect [95 %], sets; changes with p < .05 over queries"], *rows]))
+    lines += [
+        "## All changes",
+        _table([["entry", "change", "set", "effect [95 %]", "p over queries", "p with seeds"], *_rows(every)]),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _rows(effects: Sequence[Effect]) -> Iterator[list[str]]:
+    for one in effects:
+        low, high = one.interval
+        interval = f"{one.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        yield [one.entry, f"`{one.change}`", one.data, interval, f"{one.p_queries:g}", f"{one.p:.2g}"]
+
+
 def _anchor(paper: Paper) -> str:
     return "of_" + paper.name.split(" (")[0].lower().replace(" ", "_")
 
@@ -114,8 +211,10 @@ def _claims_page(themes: Mapping[str, Theme]) -> str:
     lines = [_RENDERED.format("results/"), CLAIMS]
     for paper in _papers(themes):
         lines += [f'<a id="{_anchor(paper)}"></a>\n\n## {paper.name}']
-        rows = [[claim.says, claim.published, claim.here, _found(claim, page_of)] for claim in paper.claims]
-        lines += [_table([["claim", "published", "here", "our results"], *rows])]
+        rows = [
+            [claim.says, claim.published, claim.here, _found(claim, page_of), _with_seeds(claim, themes)] for claim in paper.claims
+        ]
+        lines += [_table([["claim", "published", "here", "our results", "with seeds"], *rows])]
         lines += ["Not tested here:", _bullets(paper.untested)]
     lines += ["## All results"]
     for page, theme in themes.items():

@@ -140,6 +140,9 @@ class Claim:
     here: str  # one of OUTCOMES
     found: str  # our numbers, whatever their outcome
     entries: list[str] = field(default_factory=list)  # that have them
+    effects: list[str] = field(
+        default_factory=list
+    )  # arms of their designs beside baselines, as in "sde_query - sde_none" or "entry: x - y"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from de_jax.arguments import open_model
 from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics, significance
@@ -39,8 +41,9 @@ def compare_runs(
 
     The first system is the baseline. A system is a TREC run file or a folder in <run_dir>/evaluations. Separate the seeds of a
     system with commas: each query then has its mean over the seeds. The tests are a paired t-test and a paired permutation test
-    over queries, two-sided, each also with Holm's correction for the number of systems. Prints one JSON object to stdout and a
-    table to stderr.
+    over queries, two-sided, each also with Holm's correction for the number of systems. Where a system and the baseline have the
+    same number of seeds, p_seeds, with the ends of its interval, takes the seeds as a sample too: whether the difference would hold
+    for other seeds and queries. Prints one JSON object to stdout and a table to stderr.
 
     Args:
         qrels: judgements with BEIR's three columns or TREC's four.
@@ -67,10 +70,14 @@ def compare_runs(
         report[name][f"hole@{k}"] = statistics.fmean(fusion.hole(run, judged, k) for run in found)
         report[name][f"overlap@{k}"] = statistics.fmean(fusion.overlap(run, runs[baseline][0], k) for run in found)
         report[name] |= compared[name]._asdict() if name in compared else {}
+        if name in compared and len(seeds[name]) == len(seeds[baseline]) > 1:
+            pairs = zip(seeds[name], seeds[baseline], strict=True)
+            differences = np.array([significance.paired_differences(*pair) for pair in pairs])
+            report[name] |= {f"{key}_seeds": value for key, value in significance.over_seeds(differences)._asdict().items()}
     if out_png:
         plots.require()
-        differences = {name: significance.paired_differences(scores[name], scores[baseline]) for name in others}
-        plots.query_differences(differences, out_png, title=f"{shown} of each query: gain over {baseline}")
+        gains = {name: significance.paired_differences(scores[name], scores[baseline]) for name in others}
+        plots.query_differences(gains, out_png, title=f"{shown} of each query: gain over {baseline}")
     print(_table(shown, report), file=sys.stderr)
     return {"measure": shown, "num_queries": len(scores[baseline]), "baseline": baseline, "systems": report}
 

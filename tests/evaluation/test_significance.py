@@ -123,3 +123,33 @@ def test_intervals_hold_the_mean_of_their_population_as_often_as_they_say():
 def test_one_query_has_no_interval():
     with pytest.raises(InputError, match="1 query is too few"):
         significance.confidence_interval([0.5])
+
+
+@pytest.mark.parametrize(
+    ("shape", "of_seeds", "of_queries"),
+    [((5, 200), 0.004, 0.1), ((5, 200), 0.0, 0.1), ((3, 300), 0.01, 0.02), ((5, 100), 0.01, 0.0)],
+)
+def test_over_seeds_one_in_twenty_is_a_false_alarm_whatever_seeds_add(shape, of_seeds, of_queries):
+    rng = np.random.default_rng(0)
+    num_trials, alarms = 1500, 0
+    for _ in range(num_trials):
+        parts = rng.normal(0, of_seeds, (shape[0], 1)), rng.normal(0, of_queries, (1, shape[1])), rng.normal(0, 0.05, shape)
+        alarms += significance.over_seeds(sum(parts)).p < 0.05
+    assert 0.02 < alarms / num_trials < 0.08
+
+
+def test_over_seeds_a_difference_of_every_seed_and_query_is_found_and_one_of_two_seeds_is_not():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.05, (5, 300))
+    low, high, p = significance.over_seeds(0.02 + noise)
+    assert low < 0.02 < high
+    assert p < 0.001
+    seeds = np.array([0.1, 0.1, 0.0, -0.04, -0.06])[:, None]
+    assert significance.paired_t_test((seeds + noise).mean(axis=0)) < 0.001
+    assert significance.over_seeds(seeds + noise).p > 0.3
+
+
+def test_over_seeds_equal_systems_do_not_differ_and_one_seed_is_refused():
+    assert significance.over_seeds(np.zeros((2, 3))) == (0.0, 0.0, 1.0)
+    with pytest.raises(InputError, match="1 seeds and 3 queries"):
+        significance.over_seeds(np.zeros((1, 3)))
