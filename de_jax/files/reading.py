@@ -244,8 +244,8 @@ def read_array(
     try:
         array = np.load(path, mmap_mode=None if in_memory else "r")
     except Exception as error:  # numpy evaluates a header as Python, so a damaged one raises anything
-        said = _reason(error) if isinstance(error, OSError) else "no .npy file, or damaged"
-        raise InputError(f"{path} cannot be read ({said}); {rebuild}.") from None
+        said = f"cannot be read ({_reason(error)})" if isinstance(error, OSError) else "is no .npy file or is damaged"
+        raise InputError(f"{path} {said}; {rebuild}.") from None
     wanted = np.dtype(dtype)
     is_of_type = array.dtype == wanted or (wanted.str == "|S0" and array.dtype.kind == "S")
     fits = array.ndim == len(shape) and all(s is None or s == f for s, f in zip(shape, array.shape, strict=True))
