@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from de_jax.data.sources.training_set import QueriesForBoth, TrainingSet, of_source
 from de_jax.evaluation.dev_scores import divergence
@@ -43,7 +42,6 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         sinks.append(watch.line)
     log = run.log(sinks, data.source_of)
     hooks: list[Hook] = [log, *([watch] if watch else [])]
-    timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
     run_at = {name: functools.partial(run_of, recipe, run.run_dir, part) for name, part in data.parts.items()}
     dev_scores = DevScores(data, {name: functools.partial(at, start_step) for name, at in run_at.items()}, run.run_dir)
     evaluated = None
@@ -57,7 +55,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             begun=run.beside.get("dev"),
             start_step=start_step,
             sinks=[*sinks, dev_scores.keep] if sinks else [],
-            **timed,
+            paused=log.paused,
         )
         hooks.append(evaluated)
         if not start_step and recipe.initialization.init_from and logging.evaluate_start:
@@ -71,7 +69,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
         value_of = _measure_of_alignment(recipe.alignment, data.for_both, run_now, dev_scores)
         rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
-        aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, **timed)
+        aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, paused=log.paused)
         if not start_step:
             aligned.measure(0, run.state.all_params)
         hooks.append(aligned)
@@ -87,7 +85,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
                     every_steps=negatives.mine_every_steps,
                     num_steps=num_steps,
                     source=name,
-                    **timed,
+                    paused=log.paused,
                 )
             )
         if between := negatives.steps_between_looks():

@@ -182,7 +182,8 @@ def _differences(before: Any, here: Any, path: str) -> Iterator[str]:
         for name in dict.fromkeys((*here, *before)):
             yield from _differences(before.get(name), here.get(name, ...), f"{path}.{name}".lstrip("."))
     elif here is ...:
-        yield f"{path} is not set"
+        if before:  # an empty setting may be one that there is no longer
+            yield f"{path} is not set"
     elif path.rpartition(".")[2] in ("type", "function") and isinstance(before, str) and isinstance(here, str):
         if before.rpartition(".")[2] != here.rpartition(".")[2]:
             yield f"{path} = {here.rpartition('.')[2]!r}"

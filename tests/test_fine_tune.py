@@ -177,6 +177,7 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
 
 
+@pytest.mark.soak
 def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path, monkeypatch):
     shuffled = [doc for _, doc in PAIRS]
     random.Random(0).shuffle(shuffled)

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 from letters import Letters
 
+from de_jax.data.batches.guide import GUIDE
 from de_jax.data.expansion import curriculum
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.negatives import generations
@@ -12,8 +13,9 @@ from de_jax.data.sources import pair_writer
 from de_jax.data.stores import corpus
 from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
+from de_jax.files import folders
 from de_jax.interop import safetensors_model, t5x
-from de_jax.mining import guide, teacher
+from de_jax.mining import teacher
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
@@ -97,7 +99,7 @@ def write_teacher_scores(folder, tokenizer):
 def write_guide(folder, tokenizer):
     for kind in ("queries", "docs"):
         write_embeddings(folder / kind, tokenizer)
-    guide.complete(folder, {"guide": "a model", "dim": 3, "texts": {"queries": "these", "docs": "those"}})
+    GUIDE.complete(folder, {"guide": "a model", "dim": 3, "texts": {"queries": "these", "docs": "those"}}, folders.names(folder))
 
 
 def write_model(folder, tokenizer):

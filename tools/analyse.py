@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from de_jax.evaluation import embedding_analysis, negative_analysis
 from de_jax.evaluation.task import Policy, beir_task
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import progress_bar, write_json
-from de_jax.mining import efficiency
 from de_jax.reports import embedding_report, negative_report, plots
 from de_jax.retrieval import maxp
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Seed
@@ -167,14 +165,14 @@ def analyse_negatives(
     seed: Seed = 0,
     out_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Compares kinds of negatives at one or more checkpoints of a run: gradients, loss, ranks and mining cost.
+    """Compares kinds of negatives at one or more checkpoints of a run: gradients, loss and ranks.
 
     de-jax analyse negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
         --negatives bm25=runs/bm25/negatives/000001 ance=runs/ance/negatives --steps 0 500 1000
 
     Measures each kind on the same training pairs: loss, gradient norms before clipping, score margins, ranks, and overlap with the
-    model's top 100. Documents of other pairs (in_batch) and any documents (random) are always included. Pictures, analysis.json,
-    efficiency.md and report.html go to --out_dir. Prints one JSON object.
+    model's top 100. Documents of other pairs (in_batch) and any documents (random) are always included. Pictures, analysis.json and
+    report.html go to --out_dir. Prints one JSON object.
 
     Args:
         run_dir: the run to analyse.
@@ -213,11 +211,9 @@ def analyse_negatives(
     about = {"run": str(run_dir), "dataset": name, "split": split, "seed": seed, "temperature": chosen}
     about |= {"num_pairs": len(sample.pairs), "drawn_from": sample.num_pairs, "num_negatives": num_negatives}
     about["negatives"] = {kind: str(generation.folder) for kind, generation in generations.items()}
-    costs = efficiency.of_run(run_dir, generations, num_docs=stores[1].num_texts)
     with atomic_dir(folder, NEGATIVES) as temporary:
         title = f"Negatives of {run_dir.name} on {name}"
-        report = negative_report.write(temporary, title, about, checkpoints, costs, depth=depth)
-    print(efficiency.markdown(costs), file=sys.stderr)
+        report = negative_report.write(temporary, title, about, checkpoints, depth=depth)
     return {"report": str(folder / "report.html"), **report}
 
 

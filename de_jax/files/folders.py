@@ -78,6 +78,12 @@ class Kind:
         outputs.write_json(folder / self.file, manifest)
         return manifest
 
+    def complete(self, folder: Path, entries: Mapping[str, Any], of_files: Iterable[str]) -> None:
+        """Completes a folder that grew in place: the checksums of these files, then the manifest."""
+        with outputs.atomic_file(folder / self.file) as manifest:
+            outputs.write_json(manifest, {"format": self.format, **entries})
+            write_checksums(folder, self.name, {**facts(folder, of_files), self.file: fact(manifest)})
+
     def check(self, entries: Mapping[str, Any]) -> None:
         """Whether a manifest of these entries can be read: raises `InputError` before anything is written."""
         try:

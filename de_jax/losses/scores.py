@@ -105,9 +105,6 @@ def contrasts(
         mask_duplicates: see `masks.is_negative`.
         block_size: how many candidates are scored at a time; None scores all of a set at once.
         hardness: see `contrast.contrast`.
-
-    Raises:
-        InputError: `block_size` is less than 1.
     """
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
@@ -116,10 +113,8 @@ def contrasts(
         is_split = _are_rows_split()
         whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
         parts = [contrast.contrast(sets[anchors], whole[name], scale, are_real=is_split, **settings) for anchors, name in flat]
-    elif block_size >= 1:
-        parts = contrast.contrasts(sets, flat, scale, block_size=block_size, **settings)
     else:
-        raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
+        parts = contrast.contrasts(sets, flat, scale, block_size=block_size, **settings)
     remaining = iter(parts)
     return [merge([next(remaining) for _ in group]) for group in pairs]
 
@@ -216,7 +211,7 @@ def scale_of(e: Embeddings, temperature: float | None) -> Float[Array, ""]:
     """1 / tau: the given temperature's, or the model's learned one where `temperature` is None.
 
     Raises:
-        InputError: the temperature is not positive, or is both given and learned, or neither.
+        InputError: the temperature is both given and learned, or neither.
     """
     if temperature is None:
         if e.scale is None:
@@ -224,6 +219,4 @@ def scale_of(e: Embeddings, temperature: float | None) -> Float[Array, ""]:
         return e.scale.astype(jnp.float32)
     if e.scale is not None:
         raise InputError(f"temperature={temperature} is given, but the model learns its own; set temperature=None.")
-    if not temperature > 0:
-        raise InputError(f"temperature={temperature} must be greater than 0.")
     return jnp.asarray(1.0 / temperature, jnp.float32)

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.types import PADDING_ID, InputError, Ranking
+from de_jax.types import PADDING_ID, Ranking
 
 IsDuplicate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Whether candidates say nearly the same as positives: rows [c] and rows [c] to bool [c]."""
 TeacherScore = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """What another model thinks of candidates for anchors: rows [c] and rows [c] to float [c]; NaN where it was not asked."""
 
+SEEN_DEPTH = 100
+"""The depth of a ranking that a searcher sees, as in ANCE's analysis (Xiong et al. 2021)."""
 _PAIRS = 1024
 """Whose candidates are looked at together."""
 
@@ -84,14 +86,7 @@ def choose(
         step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
         filters: see there.
         is_duplicate, teacher: the tests of the filters of these names.
-
-    Raises:
-        InputError: ranks or a number of negatives out of range.
     """
-    if not 1 <= filters.first_rank <= filters.last_rank:
-        raise InputError(f"ranks {filters.first_rank} to {filters.last_rank} hold no candidate; give 1 <= first <= last.")
-    if num_negatives < 1:
-        raise InputError(f"num_negatives is {num_negatives}; mine at least 1 for each pair.")
     is_known = _places_of_known(ranking.doc_rows, known)
     chosen = np.full((len(pair_anchors), num_negatives), PADDING_ID, np.int32)
     scores, ranks = np.full(chosen.shape, np.nan, np.float32), np.zeros(chosen.shape, np.int32)
@@ -121,6 +116,38 @@ def choose(
     width = int(np.count_nonzero(is_drawn, axis=1).max(initial=0))
     mean_rank = float(ranks[is_drawn].mean()) if width else float("nan")
     return Mining(chosen[:, :width], scores[:, :width], num_candidates, num_known, counts, mean_rank)
+
+
+def moved(
+    chosen: Int[np.ndarray, "P N"], previous: Int[np.ndarray, "P m"], ranking: Ranking, anchors: Int[np.ndarray, " P"]
+) -> dict[str, float]:
+    """How far the document rows of negatives moved since the previous generation; `PADDING_ID` fills up.
+
+    Args:
+        chosen, previous: of each training pair.
+        ranking: [q, >= 100] by the model that mined `chosen`.
+        anchors: each pair's row of the ranking.
+
+    Returns:
+        "overlap_previous": the share of new negatives that the previous generation has too; "previous_in_top_100": the share of
+        previous negatives among the first 100 documents of the current model.
+    """
+    return {
+        "overlap_previous": _share_found(chosen, previous, np.arange(len(chosen))),
+        "previous_in_top_100": _share_found(previous, ranking.doc_rows[:, :SEEN_DEPTH], anchors),
+    }
+
+
+def _share_found(wanted: Int[np.ndarray, "P m"], among: Int[np.ndarray, "a k"], row_of: Int[np.ndarray, " P"]) -> float:
+    """The share of the real entries of `wanted` that stand in their row of `among`."""
+    num_found = num_real = 0
+    for start in range(0, len(wanted), _PAIRS):
+        own = wanted[start : start + _PAIRS]
+        is_real = own != PADDING_ID
+        is_there = (own[:, :, None] == among[row_of[start : start + _PAIRS]][:, None, :]).any(axis=2)
+        num_found += int(np.count_nonzero(is_there & is_real))
+        num_real += int(np.count_nonzero(is_real))
+    return num_found / max(num_real, 1)
 
 
 def _places_of_known(rows: Int[np.ndarray, "a r"], known: Int[np.ndarray, "known 2"]) -> Bool[np.ndarray, "a r"]:

@@ -83,15 +83,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
             tower = _TOWERS[kind]
             options: dict[str, Any] = {"max_length": run.side(tower).max_length, "model_hash": encode.tower_hash(run, tower)}
             encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / kind, progress=progress, **options)
-        complete(folder, said)
-
-
-def complete(folder: Path, said: dict[str, Any]) -> None:
-    """Writes the checksums of both embeddings, and then the manifest."""
-    of_files = folders.facts(folder, folders.names(folder))
-    with outputs.atomic_file(folder / GUIDE.file) as manifest:
-        outputs.write_json(manifest, {"format": GUIDE.format, **said})
-        folders.write_checksums(folder, GUIDE.name, {**of_files, GUIDE.file: folders.fact(manifest)})
+        GUIDE.complete(folder, said, folders.names(folder))
 
 
 def _tokenized_anew(store: TokenStore, tokenizer: Tokenizer, new: Tokenizer) -> TokenStore:

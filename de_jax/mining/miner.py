@@ -13,14 +13,13 @@ from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.negatives import generations, mined_pairs
+from de_jax.data.negatives import mined_pairs
 from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
 from de_jax.files.reading import read_lines
-from de_jax.mining import mining_statistics
-from de_jax.mining.choose import Filters, IsDuplicate, Mining, TeacherScore, choose
+from de_jax.mining.choose import SEEN_DEPTH, Filters, IsDuplicate, Mining, TeacherScore, choose, moved
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
@@ -60,8 +59,6 @@ class Miner:
         faiss_float16: the GPU stores vectors in half precision.
         faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
         seed: with the checkpoint's step and the pair, decides the draw among the candidates; by default the run's.
-        bm25_negatives_dir: generations by BM25, to report the share of common negatives.
-        judgements: more complete qrels, to report the share of relevant negatives, and to keep them.
     """
 
     num_neg_docs: PositiveInt = 20
@@ -81,8 +78,6 @@ class Miner:
     faiss_float16: bool = False
     faiss_on_disk: bool = False
     seed: Seed | None = None
-    bm25_negatives_dir: LocalPath = ""
-    judgements: LocalPath = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -104,10 +99,6 @@ class Miner:
                 f"Miner.last_rank is {self.last_rank}, and FAISS on a GPU finds at most {faiss_index.GPU_DEPTH}; lower it, or set "
                 "Miner.faiss_device to 'cpu'."
             )
-        if self.bm25_negatives_dir:
-            generations.open_newest(self.bm25_negatives_dir)
-        if self.judgements:
-            beir.read_qrels(self.judgements)
         if self.teacher_scores:
             next(read_lines(teacher_scores.file_of(self.teacher_scores)), None)
 
@@ -186,7 +177,7 @@ def mine(
         The negatives, and facts for the manifest: seconds by stage, candidates, refusals by filter, statistics.
 
     Raises:
-        InputError: mined queries for documents of several passages, or an unsuitable generation or file for the statistics.
+        InputError: mined queries for documents of several passages, or an unsuitable file of scores.
     """
     clock = _Clock(embedded.seconds)
     positives, first = texts.by_text[:, 1], texts.first_docs
@@ -195,7 +186,7 @@ def mine(
     known = _known(anchors, positives, of_ids, first)
     index = _index_of(embedded, texts, miner)
     clock.lap("index")
-    depth = max(miner.last_rank + _most(known, first), mining_statistics.DEPTH)
+    depth = max(miner.last_rank + _most(known, first), SEEN_DEPTH)
     ranking = _once(index.search(embedded.queries, min(texts.doc_store.num_texts, depth)), first)
     clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
@@ -220,10 +211,7 @@ def mine(
         dual = _mine_queries(embedded, texts, miner, anchors, positive_scores, teacher, clock)
         queries = np.append(embedded.query_rows, PADDING_ID)[dual.chosen]  # `PADDING_ID` is the last place
         facts["neg_queries"] = dual.facts()
-    statistics = mining_statistics.compared(mined.chosen, texts, previous=previous, ranking=ranking, anchors=anchors)
-    statistics |= mining_statistics.judged(mined.chosen, texts, miner.judgements) if miner.judgements else {}
-    if miner.bm25_negatives_dir:
-        statistics |= mining_statistics.overlap_with_bm25(mined.chosen, texts, miner.bm25_negatives_dir)
+    statistics = {} if previous is None else moved(mined.chosen, previous, ranking, anchors)
     if score:
         statistics |= {f"dev/{name}": value for name, value in score(index).items()}
     clock.lap("statistics")

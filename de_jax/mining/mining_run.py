@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,7 @@ class MineNegatives:
         every_steps: updates between two generations.
         num_steps: updates of the whole run; nothing is mined after the last.
         source: see `mine_generation`.
-        on_seconds: is called with the seconds that mining took.
-        before: is called before mining; waits for the step, and may raise.
+        paused: surrounds each mining, see `LogMetrics.paused`.
     """
 
     def __init__(
@@ -119,22 +117,19 @@ class MineNegatives:
         every_steps: int,
         num_steps: int,
         source: str = "",
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        before: Callable[[], object] = lambda: None,
+        paused: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._run_of, self._mined, self._miner = run_of, mined, miner
         self._every_steps, self._num_steps, self._source = every_steps, num_steps, source
-        self._on_seconds, self._before = on_seconds, before
+        self._paused = paused
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps or step == self._num_steps:
             return None
-        self._before()
-        run = self._run_of(step, state.all_params)
-        if distributed.agreed(not _is_mined(self._mined, run)):
-            start = time.monotonic()
-            mine_generation(run, self._mined, self._miner, source=self._source)
-            self._on_seconds(time.monotonic() - start)
+        with self._paused():
+            run = self._run_of(step, state.all_params)
+            if distributed.agreed(not _is_mined(self._mined, run)):
+                mine_generation(run, self._mined, self._miner, source=self._source)
         return None
 
 

@@ -157,7 +157,9 @@ def write(
             lines = (f"{query}\t{doc}\t{value:.9g}\n" for (query, doc), value in zip(block, scores.tolist(), strict=True))
             outputs.append_text(folder / SCORES_FILE, "".join(lines))
             progress(len(block))
-        _finish(folder, plan)
+        shutil.rmtree(folder / PARTS_DIR, ignore_errors=True)
+        TEACHER_SCORES.complete(folder, plan, [SCORES_FILE])
+        (folder / PROGRESS_FILE).unlink()
     parts.remove(folder)
 
 
@@ -269,13 +271,3 @@ def _num_whole_lines(path: Path) -> int:
     if whole < len(written):
         os.truncate(path, whole)
     return written.count(b"\n")
-
-
-def _finish(folder: Path, plan: dict[str, Any]) -> None:
-    """Writes the checksums, and then the manifest, which makes the folder complete."""
-    shutil.rmtree(folder / PARTS_DIR, ignore_errors=True)
-    with outputs.atomic_file(folder / TEACHER_SCORES.file) as manifest:
-        outputs.write_json(manifest, {"format": TEACHER_SCORES.format, **plan})
-        of_files = {**folders.facts(folder, [SCORES_FILE]), TEACHER_SCORES.file: folders.fact(manifest)}
-        folders.write_checksums(folder, TEACHER_SCORES.name, of_files)
-    (folder / PROGRESS_FILE).unlink()

@@ -1,4 +1,4 @@
-"""An analysis of negatives as files: pictures, analysis.json, efficiency.md and one HTML page."""
+"""An analysis of negatives as files: pictures, analysis.json and one HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 from de_jax.files.outputs import write_json
-from de_jax.mining import efficiency
 from de_jax.reports import tables
 from de_jax.reports.plots import INK, NARROW, WIDE, Picture, colour_of, histogram, new_figure, short
 
@@ -31,7 +30,6 @@ def write(
     title: str,
     about: Mapping[str, Any],
     checkpoints: Sequence[AtCheckpoint],
-    costs: efficiency.Costs,
     *,
     depth: int,
 ) -> dict[str, Any]:
@@ -40,20 +38,15 @@ def write(
     Args:
         out_dir, title, about: the folder, the page's title, and facts about the analysis, by name.
         checkpoints: at least one, all with the same kinds.
-        costs: of the negatives.
         depth: as of `negative_analysis.analyse`.
     """
     found = [{"step": step, **{kind: measured.numbers for kind, measured in kinds.items()}} for step, kinds in checkpoints]
-    report = {**about, "depth": depth, "checkpoints": found, "efficiency": costs._asdict()}
+    report = {**about, "depth": depth, "checkpoints": found}
     write_json(out_dir / "analysis.json", report)
-    (out_dir / "efficiency.md").write_text(efficiency.markdown(costs))
     sections = {"": tables.html_facts({**about, "depth": depth})}
     for step, kinds in checkpoints:
         rows = [[kind, *(value(measured.numbers) for value in COLUMNS.values())] for kind, measured in kinds.items()]
         sections[f"Step {step}"] = tables.html_columns(["negatives", *COLUMNS], rows)
-    if costs.generations:
-        head, *rows = efficiency.table(costs)
-        sections["Cost"] = tables.html_columns(head, rows)
     pictures = draw(checkpoints, out_dir, depth=depth)
     tables.write_page(out_dir / "report.html", title, sections, pictures)
     return report

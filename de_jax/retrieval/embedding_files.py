@@ -127,10 +127,7 @@ class EmbeddingWriter:
     def finish(self, ids: Iterable[str]) -> None:
         """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
         outputs.write_json(self._dir / "ids.json", list(ids))
-        with outputs.atomic_file(self._dir / "manifest.json") as manifest:
-            outputs.write_json(manifest, {**self._plan, "dim": self._dim})
-            facts = folders.facts(self._dir, [self._array.name, "ids.json"])
-            folders.write_checksums(self._dir, EMBEDDINGS.name, {**facts, "manifest.json": folders.fact(manifest)})
+        EMBEDDINGS.complete(self._dir, {**self._plan, "dim": self._dim}, [self._array.name, "ids.json"])
         self._clean()
 
     def _clean(self) -> None:

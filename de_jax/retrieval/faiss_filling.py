@@ -67,7 +67,7 @@ class Filling:
         embeddings: one row a document; may be memory-mapped and larger than memory.
         ids: the documents' ids, parallel to the rows.
         is_on_gpu: an index with inverted lists is trained and filled on the first GPU, others on the CPU.
-        train_size, seed, progress: see `FaissIndex.build`.
+        train_size, seed: see `FaissIndex.build`.
     """
 
     def __init__(
@@ -80,9 +80,8 @@ class Filling:
         is_on_gpu: bool = False,
         train_size: int | None = None,
         seed: int = 0,
-        progress: Callable[[int], object] | None = None,
     ) -> None:
-        self._factory, self._embeddings, self._ids, self._progress = factory, embeddings, ids, progress
+        self._factory, self._embeddings, self._ids = factory, embeddings, ids
         inverted = faiss().try_extract_index_ivf(index)
         self._is_on_gpu = is_on_gpu and inverted is not None
         self._filler = on_gpus(index) if self._is_on_gpu else index  # refuses what no GPU holds, before the work
@@ -140,8 +139,6 @@ class Filling:
             rows = np.arange(first, min(first + ADD_DOCS, end))
             with sentence(f"{self._factory!r} cannot be filled part by part", "choose another index"):
                 add(self._read(rows), rows)
-            if self._progress:
-                self._progress(len(rows))
 
     def _read(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         part = np.ascontiguousarray(self._embeddings[rows], np.float32)

@@ -110,7 +110,6 @@ class FaissIndex:
         options: SearchOptions = ON_CPU,
         train_size: int | None = None,
         seed: int = 0,
-        progress: Callable[[int], object] | None = None,
     ) -> FaissIndex:
         """Trains on a sample and adds the corpus, 65,536 documents in memory at a time.
 
@@ -122,12 +121,11 @@ class FaissIndex:
             options: how the result is searched; not `on_disk`, see `build_on_disk`.
             train_size: documents drawn to train with, where the index needs it; by default 65,536 and 64 a list at least.
             seed: of that draw.
-            progress: called with the number of documents just added.
 
         Raises:
             InputError: FAISS is not installed or refuses the factory, the sample or the device; as for `ExactIndex`.
         """
-        filling = _filling(embeddings, ids, factory, options, train_size=train_size, seed=seed, progress=progress)
+        filling = _filling(embeddings, ids, factory, options, train_size=train_size, seed=seed)
         index = filling.in_memory()
         _set_parameters(index, factory, options)  # it may come from a GPU
         return cls(index, ids, factory, options)
@@ -179,27 +177,26 @@ class FaissIndex:
         _save(folder, write, self._ids, self._factory, self._index.d)
 
     @classmethod
-    def load(cls, folder: str | Path, *, mmap: bool = False, options: SearchOptions = ON_CPU) -> FaissIndex:
+    def load(cls, folder: str | Path, *, options: SearchOptions = ON_CPU) -> FaissIndex:
         """The index that `save` or `build_on_disk` wrote.
 
         Args:
-            folder: a saved index.
-            mmap: leave the vectors on disk and read only the parts that a search touches, as always with lists on disk. Of a
-                file beyond 16 MiB only the size is checked then: a wrong byte changes scores unseen, and one in a graph (HNSW) may
-                end the process. `de-jax verify` compares all checksums.
+            folder: a saved index. Of a file of lists beyond 16 MiB, which stays on disk, only the size is checked; `de-jax verify`
+                compares all checksums.
             options: of the search.
 
         Raises:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.
         """
-        folder, library = Path(folder), faiss()
+        folder = Path(folder)
+        faiss()
         options.check_device()
         lists_file = next(iter(folder.glob(LISTS_FILE)), None)
-        manifest = SAVED_INDEX.open(folder, is_thorough=not mmap and lists_file is None)
+        manifest = SAVED_INDEX.open(folder, is_thorough=lists_file is None)
         ids = reading.read_json(folder / IDS_FILE, list_of(str), max_bytes=None)
-        index_file, flags = folder / INDEX_FILE, library.IO_FLAG_MMAP_IFC if mmap else 0
+        index_file = folder / INDEX_FILE
         with sentence(f"{index_file} cannot be read", "build the index again"):
-            index = read_on_disk(index_file, lists_file) if lists_file else library.read_index(str(index_file), flags)
+            index = read_on_disk(index_file, lists_file) if lists_file else faiss().read_index(str(index_file))
         found, expected = (len(ids), index.ntotal, index.d), (manifest["num_docs"], manifest["num_docs"], manifest["dim"])
         if found != expected:
             raise InputError(f"{folder} holds (ids, vectors, dimensions) {found}, not {expected} as its manifest; build it again.")

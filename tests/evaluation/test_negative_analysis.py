@@ -25,7 +25,6 @@ from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
-from de_jax.mining import efficiency
 from de_jax.reports import negative_report
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run
@@ -253,35 +252,6 @@ def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_pat
             of(given, learned=learned)
 
 
-def test_costs_are_those_of_one_document_one_query_and_one_batch(tmp_path):
-    seconds = {"encode": 6.0, "encode_queries": 0.3, "index": 0.5, "search": 0.6, "choose": 0.4}
-    kinds = {"bm25": generation(tmp_path, 1, seconds={"index": 2.0}), "ance": generation(tmp_path, 2, seconds=seconds)}
-    (tmp_path / "recipe.json").write_text('{"data": {"function": "beir_pairs", "options": {"batch_size": 8}}}')
-    lines = [{"step": step, "pairs_per_second": speed} for step, speed in enumerate((1.0, 16.0, 17.0, 16.0))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "dev/ndcg@10": 0.5}]))
-    costs = efficiency.of_run(tmp_path, kinds, num_docs=30)
-    assert costs.training == {"batch_size": 8, "step_ms": 500.0}
-    assert costs.generations["bm25"] == {"index_seconds": 2.0, "refresh_seconds": 2.0}
-    assert costs.generations["ance"] == {
-        "docs_per_second": 5.0,
-        "ms_per_doc": 200.0,
-        "query_encoding_ms": 100.0,  # 3 queries
-        "index_seconds": 0.5,
-        "search_ms": 200.0,
-        "negatives_ms_per_batch": 2000.0,  # 1 second for 4 pairs
-        "refresh_seconds": 7.8,
-    }
-    table = efficiency.markdown(costs).splitlines()
-    assert table[:2] == ["| operation | bm25 | ance |", "| --- | ---: | ---: |"]
-    assert "| index, seconds | 2 | 0.5 |" in table
-    assert "| encoding, ms a document |  | 200 |" in table
-    assert table[-1] == "| training step, ms a batch | 500 | 500 |"
-
-
-def test_a_run_from_elsewhere_has_no_costs_of_training(tmp_path):
-    assert efficiency.of_run(tmp_path, {}, num_docs=3) == efficiency.Costs({}, {})
-
-
 def checkpoint(step, *kinds):
     def measured(scale):
         norms = {"all": 3.0 * scale, "top": 1.0 * scale}
@@ -295,9 +265,8 @@ def checkpoint(step, *kinds):
 
 @pytest.mark.parametrize("steps", [(5,), (5, 10)])
 def test_a_report_holds_its_pictures_and_a_table_a_checkpoint(tmp_path, steps):
-    costs = efficiency.Costs({"step_ms": 7.0}, {"mined": {"index_seconds": 0.25}})
     found = [checkpoint(step, "random", "a<b") for step in steps]
-    report = negative_report.write(tmp_path, "Negatives", {"run": "runs/x"}, found, costs, depth=10)
+    report = negative_report.write(tmp_path, "Negatives", {"run": "runs/x"}, found, depth=10)
     assert json.loads((tmp_path / "analysis.json").read_text()) == report
     assert [one["step"] for one in report["checkpoints"]] == list(steps)
     page = (tmp_path / "report.html").read_text()
@@ -306,5 +275,4 @@ def test_a_report_holds_its_pictures_and_a_table_a_checkpoint(tmp_path, steps):
     assert page.count('src="data:image/png;base64,') == page.count("src=") == len(pictures)
     assert all(f"<h2>Step {step}</h2>" in page for step in steps)
     assert "a&lt;b" in page
-    assert "index, seconds" in page
     assert all(imread(tmp_path / file)[..., :3].std() > 0.01 for file in pictures)

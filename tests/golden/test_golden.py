@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import de_jax
+from de_jax.data.batches.guide import GUIDE
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
@@ -29,9 +30,9 @@ from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
+from de_jax.files import folders
 from de_jax.losses.in_batch import in_batch_softmax, samtone
 from de_jax.mining import teacher
-from de_jax.mining.guide import complete
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -140,7 +141,7 @@ def write_guide(corpus, folder):
         writer = EmbeddingWriter(folder / kind, {"num_texts": len(ids), "model": "m"}, {"texts_per_shard": len(ids)})
         writer.append(np.random.default_rng(len(ids)).normal(size=(len(ids), 4)).astype(np.float32))
         writer.finish(list(ids))
-    complete(folder, {"guide": "a model", "dim": 4, "texts": text_hashes(corpus)})
+    GUIDE.complete(folder, {"guide": "a model", "dim": 4, "texts": text_hashes(corpus)}, folders.names(folder))
     return folder
 
 

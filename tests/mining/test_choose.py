@@ -5,7 +5,7 @@ import pytest
 
 from de_jax.mining import choose as choose_
 from de_jax.mining.choose import Filters, choose
-from de_jax.types import PADDING_ID, InputError, Ranking
+from de_jax.types import PADDING_ID, Ranking
 
 RANKING = Ranking(
     np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, -1, -1, -1]], np.int32),
@@ -156,16 +156,3 @@ def test_arrays_choose_what_a_loop_over_candidates_chooses(monkeypatch, pairs_at
     assert all(facts[2].values())
     assert len(set(map(len, chosen))) > 2
     assert found.mean_rank == pytest.approx(mean_rank)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"filters": Filters(first_rank=0)}, "ranks 0 to 200 hold no candidate"),
-        ({"filters": Filters(first_rank=5, last_rank=4)}, "ranks 5 to 4 hold no candidate"),
-        ({"num_negatives": 0}, "num_negatives is 0; mine at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(InputError, match=sentence):
-        mined(**options)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from often import often
 
 from de_jax.models import attention, layers
 from de_jax.models.attention import FAR, Window, attend
@@ -128,7 +129,7 @@ def loss_and_gradient(config, mesh=None, rng=None, **changes):
     return jax.jit(sharding.traced_on(mesh, of), in_shardings=sharding.replicated(mesh))(params)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", often(ENCODERS, "t5", "bert"))
 def test_every_encoder_has_the_loss_and_the_gradient_of_the_plain_form(name):
     expected = loss_and_gradient(ENCODERS[name], attention="plain")
     with on_tpu():
@@ -136,7 +137,7 @@ def test_every_encoder_has_the_loss_and_the_gradient_of_the_plain_form(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
-@pytest.mark.parametrize("name", ["t5", "bert", "causal"])
+@pytest.mark.parametrize("name", often(["t5", "bert", "causal"], "causal"))
 def test_devices_of_a_mesh_attend_in_their_own_rows_and_heads(name):
     settings = {"rng": jax.random.key(3), "attention_dropout_rate": 0.3} if name == "bert" else {}
     expected = loss_and_gradient(ENCODERS[name], attention="plain", **settings)
@@ -200,7 +201,7 @@ def kernels(text):
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", pytest.param("v6e:2x2", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", ["t5", pytest.param("bert", marks=pytest.mark.soak), "causal"])
+@pytest.mark.parametrize("name", often(["t5", "bert", "causal"], "t5"))
 def test_a_compiled_step_holds_no_scores_of_all_pairs(libtpu, topology, name):
     """The plain form does, which shows that they are looked for as they are written."""
     config = dataclasses.replace(ENCODERS[name], dtype="bfloat16", remat="none", scan_layers=False)

@@ -234,17 +234,16 @@ def test_documents_take_the_slots_of_those_that_came_first_and_never_two():
                 assert cache.tokens[there[doc_id]].tolist() == [*batch.doc[row].tolist(), 0]
 
 
-@pytest.mark.parametrize("lru", [False, True])
-def test_what_was_drawn_gets_its_new_embedding_and_with_lru_a_new_age(lru):
+def test_what_was_drawn_gets_its_new_embedding():
     drawn = sampled(2)
     neg_docs = jnp.asarray(unit(np.random.default_rng(5), 4, 2))
-    cache = negative_cache._put_back(CACHE, drawn, neg_docs, jnp.int32(9), lru)
+    cache = negative_cache._put_back(CACHE, drawn, neg_docs, jnp.int32(9))
     for slot in range(8):
         places = np.argwhere(np.asarray(drawn.slots) == slot)
         expected = neg_docs[tuple(places[-1])] if len(places) else CACHE.embedding[slot]
         np.testing.assert_array_equal(cache.embedding[slot], expected)
         assert cache.encoded[slot] == (9 if len(places) else CACHE.encoded[slot])
-        assert cache.entered[slot] == (9 if len(places) and lru else CACHE.entered[slot])
+        assert cache.entered[slot] == CACHE.entered[slot]
 
 
 def test_refreshing_encodes_the_stalest_documents_and_no_empty_slot():

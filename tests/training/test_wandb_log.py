@@ -1,7 +1,6 @@
-"""The log in W&B, against a stand-in for its package: what it is given, and that no update waits for it."""
+"""The log in W&B, against a stand-in for its package: what it is given."""
 
 import sys
-import threading
 import types
 
 import pytest
@@ -11,16 +10,13 @@ from de_jax.types import InputError
 
 
 class FakeRun:
-    """Takes lines as soon as `is_awake` is set."""
+    """Takes lines."""
 
     def __init__(self, options):
         self.options, self.lines, self.exit_code = options, [], None
-        self.is_awake = threading.Event()
-        self.is_awake.set()
         self.error = None
 
     def log(self, scalars, *, step):
-        self.is_awake.wait()
         if self.error:
             raise self.error
         self.lines.append((step, scalars))
@@ -67,6 +63,7 @@ def test_lines_arrive_in_order_with_their_steps_in_a_run_that_is_named_and_descr
     (run,) = wandb.runs
     assert run.lines == [(5, {"loss": 0.2}), (10, {"loss": 0.1}), (10, {"dev/ndcg@10": 0.5})]
     assert run.exit_code == 0
+    assert run.options["settings"]["finish_timeout"] == wandb_log.FINISH_SECONDS
     named = {name: run.options[name] for name in ("entity", "project", "name", "config", "dir")}
     assert named == {
         "entity": "my-team",
@@ -93,28 +90,11 @@ def test_a_run_that_fails_is_a_failed_run_there(wandb, tmp_path):
     assert wandb.runs[0].exit_code == 1
 
 
-def test_nobody_waits_for_a_service_that_hangs(wandb, tmp_path, monkeypatch):
-    monkeypatch.setattr(wandb_log, "FINISH_SECONDS", 0.05)
-
-    def log():
-        with wandb_log.wandb_sink(tmp_path, 0, "retrieval") as sink:
-            wandb.runs[0].is_awake.clear()
-            for step in range(1000):
-                sink(step, {"loss": 1.0})
-
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl has them all, and `wandb sync`"):
-        log()
-    assert wandb.runs[0].lines == []
-    wandb.runs[0].is_awake.set()
-
-
 def test_an_error_of_the_service_is_a_warning(wandb, tmp_path):
     def log():
         with wandb_log.wandb_sink(tmp_path, 0, "retrieval") as sink:
             wandb.runs[0].error = OSError("the service is gone")
             sink(1, {"loss": 1.0})
-            for thread in [one for one in threading.enumerate() if one.name == "wandb"]:
-                thread.join()
             sink(2, {"loss": 1.0})
 
     with pytest.warns(UserWarning, match=r"W&B gets no more lines of this run \(the service is gone\)"):

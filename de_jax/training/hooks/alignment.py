@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -65,8 +65,7 @@ class StopWhenAligned:
         dim: of the space that the embeddings lie in, as of `kl_divergence`.
         begun: the value of `progress` when the continued run was saved.
         sinks: who gets the values, by the measure's name under "alignment/".
-        on_seconds: told how long a measurement took.
-        before: called before each; waits for the step, and may raise.
+        paused: surrounds each measurement, see `LogMetrics.paused`.
     """
 
     def __init__(
@@ -77,24 +76,25 @@ class StopWhenAligned:
         dim: int,
         begun: Mapping[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        before: Callable[[], object] = lambda: None,
+        paused: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._alignment, self._value_of, self._dim = alignment, value_of, dim
         self._begin: float | None = begun.get("begin") if begun else None
         self._values: list[float] = list(begun["values"]) if begun else []
         self._stop: Stop | None = Stop(begun["stop"]) if begun and begun["stop"] else None
-        self._sinks, self._on_seconds, self._before = sinks, on_seconds, before
+        self._sinks, self._paused = sinks, paused
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._alignment.every_steps == 0:
-            self._before()
             self.measure(step, state.all_params)
         return self._stop
 
     def measure(self, step: int, params: Params) -> None:
         """Measures now. Before the first update it tells where the towers begin, which may undo the threshold, and ends nothing."""
-        start = time.monotonic()
+        with self._paused():
+            self._measure(step, params)
+
+    def _measure(self, step: int, params: Params) -> None:
         value = self._value_of(params)
         if not step:
             self._begin = value
@@ -109,7 +109,6 @@ class StopWhenAligned:
             reason = self._reason(step)
             if distributed.agreed(reason is not None):
                 self._stop = Stop(reason or "the first process found the towers aligned")
-        self._on_seconds(time.monotonic() - start)
 
     def reason(self) -> str | None:
         """Why the run is over, or None."""
@@ -132,7 +131,7 @@ class StopWhenAligned:
                 f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
                 "which does not fit these queries; the stage ends by Alignment.patience or Optimization.num_steps. "
                 "Alignment.delta gives another threshold.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _reason(self, step: int) -> str | None:

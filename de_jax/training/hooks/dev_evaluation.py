@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,8 +30,7 @@ class EvaluateOnDev:
         begun: the value of `progress` when the continued run was saved.
         start_step: updates of the run before. Checkpoints of later ones are of an attempt that was killed, which this one repeats.
         sinks: who gets the scores, as "dev/<name>".
-        on_seconds: told how long an evaluation took.
-        before: called before each evaluation; waits for the step, so that only the evaluation is timed, and may raise.
+        paused: surrounds each evaluation, see `LogMetrics.paused`.
     """
 
     def __init__(
@@ -46,12 +45,11 @@ class EvaluateOnDev:
         begun: Mapping[str, Any] | None = None,
         start_step: int = 0,
         sinks: Sequence[Sink] = (),
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        before: Callable[[], object] = lambda: None,
+        paused: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._evaluate, self._every_steps, self._num_steps = evaluate, every_steps, num_steps
         self._best, self._metric, self._patience, self._sinks = best, metric, patience, sinks
-        self._on_seconds, self._before = on_seconds, before
+        self._paused = paused
         self._reason: str | None = None
         self._progress: dict[str, Any] = {"best": None, "num_worse": 0, **(begun or {})}
         steps = best.steps()
@@ -61,8 +59,11 @@ class EvaluateOnDev:
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps and step != self._num_steps:
             return None
-        self._before()
-        start = time.monotonic()
+        with self._paused():
+            self._judge(step, state)
+        return None
+
+    def _judge(self, step: int, state: TrainState) -> None:
         scores = self._evaluate(state.all_params)
         for sink in self._sinks:
             sink(step, {f"dev/{name}": value for name, value in scores.items()})
@@ -75,8 +76,6 @@ class EvaluateOnDev:
         reason = ended_early(self._progress, self._patience)
         if distributed.agreed(reason is not None):
             self._reason = reason or "the first process saw no better score on dev"
-        self._on_seconds(time.monotonic() - start)
-        return None
 
     def reason(self) -> str | None:
         """Why the run is over, or None."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from de_jax.training.run.fit import Stop
-from de_jax.types import InputError, Metrics, TrainState
+from de_jax.types import Metrics, TrainState
 
 
 class ProfileSteps:
@@ -25,8 +25,6 @@ class ProfileSteps:
     """
 
     def __init__(self, profile_dir: str | Path, *, first: int, count: int, num_steps: int, start_step: int = 0) -> None:
-        if first < 2 or count < 1:
-            raise InputError(f"Logging.profile_steps is {(first, count)}; give (first, count), first at least 2, count at least 1.")
         self._profile_dir, self._first, self._last = str(profile_dir), first, min(first + count - 1, num_steps)
         self._is_tracing = False
         if first - 2 < start_step <= num_steps - 2 and not Path(profile_dir).exists():

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from de_jax.settings import NonNegativeFloat, PositiveFloat, ShareBelowOne, checked
-from de_jax.training.optim import paths
-from de_jax.training.optim.optimizer import DECAYED, path_mask
+from de_jax.training.optim.optimizer import DECAYED, decay_mask
 from de_jax.types import Array, Params, Schedule
 
 MAX_WEIGHT_NORM = 10.0
@@ -39,9 +38,8 @@ def lamb(
         weight_decay: per update, before the step is scaled to the parameter's norm.
         decayed: patterns of the parameters that decay.
     """
-    if weight_decay:
-        paths.check_patterns("weight decay", decayed, params)
-    return optax.lamb(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=path_mask(decayed))
+    mask = decay_mask(weight_decay, decayed, params)
+    return optax.lamb(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
 
 
 @checked
@@ -58,9 +56,8 @@ def ance_lamb(
     """LAMB as ANCE (Xiong et al. 2021) was trained with, by its public code: no bias correction, and a parameter's norm counts at
     most 10. The first updates are therefore smaller than `lamb`'s; arguments are `lamb`'s.
     """
-    if weight_decay:
-        paths.check_patterns("weight decay", decayed, params)
-    decay = optax.add_decayed_weights(weight_decay, mask=path_mask(decayed)) if weight_decay else optax.identity()
+    mask = decay_mask(weight_decay, decayed, params)
+    decay = optax.add_decayed_weights(weight_decay, mask=mask) if weight_decay else optax.identity()
     scaled = optax.stateless_with_tree_map(_scaled_to_norm)
     return optax.chain(_raw_moments(b1, b2, eps), decay, scaled, optax.scale_by_learning_rate(schedule))
 

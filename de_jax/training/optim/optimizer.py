@@ -107,8 +107,6 @@ def adafactor(
         weight_decay: per update, times the learning rate.
         decayed: patterns of the parameters that decay.
     """
-    if weight_decay:
-        paths.check_patterns("weight decay", decayed, params)
     core = optax.chain(  # as optax.adafactor has them
         optax.scale_by_factored_rms(
             decay_rate=decay_rate, step_offset=-decay_offset, min_dim_size_to_factor=min_dim_size_to_factor
@@ -118,7 +116,8 @@ def adafactor(
         optax.scale(-1),
     )
     # optax's own weight decay is not scaled by the learning rate, so it is added before the scaling here.
-    decay = optax.add_decayed_weights(-weight_decay, mask=path_mask(decayed)) if weight_decay else optax.identity()
+    mask = decay_mask(weight_decay, decayed, params)
+    decay = optax.add_decayed_weights(-weight_decay, mask=mask) if weight_decay else optax.identity()
     return optax.chain(core, decay, optax.scale_by_schedule(schedule))
 
 
@@ -143,9 +142,8 @@ def adamw(
         weight_decay: per update, times the learning rate.
         decayed: patterns of the parameters that decay; norms and biases do not by default.
     """
-    if weight_decay:
-        paths.check_patterns("weight decay", decayed, params)
-    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=path_mask(decayed))
+    mask = decay_mask(weight_decay, decayed, params)
+    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
 
 
 def make_optimizer(
@@ -284,9 +282,11 @@ def _after_warmup(
     return schedule
 
 
-def path_mask(patterns: Sequence[str]) -> Callable[[Params], Params]:
-    """For optax: of a tree, which leaves a pattern matches."""
-    return lambda params: paths.map_with_path(lambda path, _: paths.matches(patterns, path), params)
+def decay_mask(weight_decay: float, decayed: Sequence[str], params: Params) -> Callable[[Params], Params]:
+    """For optax: of a tree, which leaves decay; refuses a pattern that matches nothing in `params`."""
+    if weight_decay:
+        paths.check_patterns("weight decay", decayed, params)
+    return lambda tree: paths.map_with_path(lambda path, _: paths.matches(decayed, path), tree)
 
 
 def _relative(updates: Params, params: Params | None) -> Params:

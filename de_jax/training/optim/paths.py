@@ -23,7 +23,7 @@ def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
 
 def all_paths(params: Params) -> list[str]:
     """The path of every leaf."""
-    return [path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return list(by_path(params))
 
 
 def by_path(params: Params) -> dict[str, Any]:

@@ -118,11 +118,8 @@ class Checkpoints:
 
     def beside(self, step: int) -> dict[str, Any]:
         """The values saved beside the state."""
-        try:
-            self._check_files(step, ["beside"])
+        with self._reading(step, ["beside"]):
             return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
-        except Exception as error:
-            raise InputError(f"the checkpoint {self.folder / str(step)} {_damage(error)}; delete that folder.") from error
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step without its `base`, each array placed as its counterpart in `like`.
@@ -183,12 +180,22 @@ class Checkpoints:
             written = [name for name in folders.names(folder) if name != STAMP_FILE]
             folders.write_checksums(folder, "checkpoint", folders.facts(folder, written))
 
-    def _check_files(self, step: int, items: Iterable[str]) -> None:
-        """Raises `_DamagedError` where a file is not as it was written; all processes call this, and the first one reads."""
-        below = [f"{item}/" for item in items]
-        damage = next(folders.damages(self.folder / str(step), below=below), None) if distributed.is_first() else None
-        if not distributed.agreed(damage is None):
-            raise _DamagedError(f"is damaged or half-copied ({damage or 'as the first process says'})")
+    @contextlib.contextmanager
+    def _reading(self, step: int, items: Iterable[str]) -> Iterator[None]:
+        """Checks the files of these items, in the first process, and names damage."""
+        folder, below = self.folder / str(step), [f"{item}/" for item in items]
+        try:
+            damage = next(folders.damages(folder, below=below), None) if distributed.is_first() else None
+            if not distributed.agreed(damage is None):
+                raise ValueError(damage or "as the first process says")
+            yield
+        except (jax.errors.JaxRuntimeError, InputError):  # no memory, or another model's
+            raise
+        except Exception as error:  # Orbax raises just that, among others, for files that are missing or cut off
+            raise InputError(
+                f"the checkpoint {folder} is damaged or half-copied ({_reason(error)}); copy it again, or delete that folder to "
+                "continue from an older one."
+            ) from error
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -204,20 +211,12 @@ class Checkpoints:
             ) from error
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-        folder = self.folder / str(step)
-        try:
-            self._check_files(step, like)
+        with self._reading(step, like):
             for name, tree in like.items():
-                _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
+                _check_same_tree(self.folder / str(step) / name, tree)
             placed = ocp.checkpoint_utils.construct_restore_args
             restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in like.items()}
             return dict(self._manager.restore(step, args=ocp.args.Composite(**restore)))
-        except (jax.errors.JaxRuntimeError, InputError):  # no memory, or another model's
-            raise
-        except Exception as error:  # Orbax raises just that, among others, for files that are missing or cut off
-            raise InputError(
-                f"the checkpoint {folder} {_damage(error)}; copy it again, or delete that folder to continue from an older one."
-            ) from error
 
 
 def write_base(run_dir: Path, base: Params) -> None:
@@ -279,10 +278,6 @@ class SaveCheckpoints:
         return Stop(reason) if reason else None
 
 
-class _DamagedError(Exception):
-    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence."""
-
-
 def _training_part(state: TrainState) -> dict[str, Any]:
     """The parts of a state that only training needs, without missing fields."""
     return {name: value for name, value in state._asdict().items() if name not in ("params", "base") and value is not None}
@@ -304,38 +299,24 @@ def _arrays(processes: MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, multiprocessing_options=processes)
 
 
-def _stored_shapes(item: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        metadata = ocp.StandardCheckpointHandler().metadata(item)
-        tree = getattr(metadata, "tree", metadata)
-    except Exception as error:
-        raise _DamagedError(_damage(error)) from error
-    if not tree:
-        raise _DamagedError(f"is damaged or half-copied ({item.name} does not describe its arrays)")
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
-    return {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
-
-
 def _abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
 
 
-def _check_same_tree(item: Path, stored: dict[str, tuple[int, ...]], like: Any) -> None:
+def _check_same_tree(item: Path, like: Any) -> None:
+    metadata = ocp.StandardCheckpointHandler().metadata(item)
+    if not (tree := getattr(metadata, "tree", metadata)):
+        raise ValueError(f"{item.name} does not describe its arrays")
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
+    stored = {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
     wanted = {paths.path_of(key_path): tuple(leaf.shape) for key_path, leaf in jax.tree_util.tree_leaves_with_path(like)}
     for path in sorted({*stored, *wanted}):
         if stored.get(path) != wanted.get(path):
+            there, here = (f"shape {shapes[path]}" if path in shapes else "no entry" for shapes in (stored, wanted))
             raise InputError(
-                f"the checkpoint {item} is of another model: '{path}' has {_shape(stored.get(path))} there and "
-                f"{_shape(wanted.get(path))} here; use the recipe it was trained with, or another run_dir."
+                f"the checkpoint {item} is of another model: '{path}' has {there} there and {here} here; use the recipe it was "
+                "trained with, or another run_dir."
             )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "no entry" if shape is None else f"shape {shape}"
-
-
-def _damage(error: Exception) -> str:
-    return str(error) if isinstance(error, _DamagedError) else f"is damaged or half-copied ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:

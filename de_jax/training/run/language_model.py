@@ -102,8 +102,7 @@ def train_language_model(
                 begun=progress,
                 start_step=begun.start_step,
                 sinks=sinks,
-                on_seconds=log.skip_time,
-                before=log.unfinished,
+                paused=log.paused,
             )
             save = begun.save(log, beside=lambda: {"dev": evaluated.progress()}, reasons=[evaluated.reason])
             return begun.fit([log, evaluated, *begun.profile(), save])

@@ -56,7 +56,6 @@ _WRITTEN_LATER = (
 )
 """By a trainer, after the description of its run."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
-_OF_OTHERS = ("config.json", "modules.json")
 RUN = Kind(
     "run",
     Record(
@@ -175,19 +174,13 @@ def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> 
     """The manifest of a folder of this kind, and the model under its "model", which `make` (the class's `from_json`) makes.
 
     Raises:
-        InputError: as `Kind.read_manifest` and `built`.
+        InputError: as `Kind.read_manifest`, or settings of the model exclude each other; names the file.
     """
     description = kind.read_manifest(folder)
-    return description, built(folder / kind.file, make, description["model"])
-
-
-def built(file: Path, make: Callable[[dict[str, Any]], T], model: dict[str, Any]) -> T:
-    """The model of a description that fits its schema; settings that exclude each other are named with the file."""
     try:
-        return make(model)
+        return description, make(description["model"])
     except InputError as error:
-        told = str(error)
-        raise InputError(told if told.startswith(str(file)) else f"{file}: {told}") from None
+        raise InputError(f"{folder / kind.file}: {error}") from None
 
 
 def _without_training_settings(described: Any) -> Any:
@@ -261,7 +254,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
     """
     run_dir = Path(run_dir)
-    if not RUN.is_in(run_dir) and any((run_dir / name).is_file() for name in _OF_OTHERS):
+    if not RUN.is_in(run_dir) and any((run_dir / name).is_file() for name in ("config.json", "modules.json")):
         raise InputError(
             f"{run_dir} is another library's model; make a run of it with de-jax import model --run_dir=<run> --from={run_dir}."
         )

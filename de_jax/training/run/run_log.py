@@ -110,9 +110,13 @@ class LogMetrics:
             self.flush()
         return None
 
-    def skip_time(self, seconds: float) -> None:
-        """Leaves the seconds that another hook took (an evaluation) out of the speed."""
-        self._clock += seconds
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Waits for the step, raises as `unfinished`, and leaves the seconds of the block (an evaluation) out of the speed."""
+        self.unfinished()
+        start = time.monotonic()
+        yield
+        self._clock += time.monotonic() - start
 
     def unfinished(self) -> dict[str, Any]:
         """Writes the line that is due, and returns the state of the next line for a continued run.

@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import re
-import threading
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -52,7 +50,7 @@ def check(project: str) -> None:
 
 @contextlib.contextmanager
 def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[Sink]:
-    """Gives a sink that hands its numbers to a thread; only the thread waits for W&B, and at the end it has `FINISH_SECONDS` left.
+    """Gives a sink; W&B's own process sends the lines, and has `FINISH_SECONDS` left at the end.
 
     A continued run stays one W&B run. After a kill, a run repeats the updates since its checkpoint; W&B keeps the lines that it
     already has, which are equal. A run that starts from update 0 is a new W&B run.
@@ -65,38 +63,27 @@ def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[S
     Raises:
         InputError: W&B does not begin the run.
     """
-    run, lines = _begun(Path(run_dir), start_step, project), queue.SimpleQueue[Any]()
-    thread = threading.Thread(target=_send, args=(run, lines), name="wandb", daemon=True)
-    thread.start()
+    run, is_taken = _begun(Path(run_dir), start_step, project), True
+
+    def hand(function: Any, *args: Any, **options: Any) -> None:
+        nonlocal is_taken
+        try:
+            function(*args, **options)
+        except Exception as error:  # no fault of a log ends the training
+            is_taken = False
+            warnings.warn(f"W&B gets no more lines of this run ({_reason(error)}); metrics.jsonl has them all.", stacklevel=3)
 
     def write(step: int, scalars: dict[str, float]) -> None:
-        if thread.is_alive():  # else it has said why not
-            lines.put((step, dict(scalars)))
+        if is_taken:
+            hand(run.log, dict(scalars), step=step)
 
     exit_code = 1
     try:
         yield write
         exit_code = 0
     finally:
-        lines.put(exit_code)
-        thread.join(FINISH_SECONDS)
-        if thread.is_alive():
-            warnings.warn(
-                f"W&B has not taken the last lines of {run_dir} within {FINISH_SECONDS:.0f} s; metrics.jsonl has them all, and "
-                f"`wandb sync` uploads {run_dir}/wandb.",
-                stacklevel=2,
-            )
-
-
-def _send(run: Any, lines: queue.SimpleQueue[Any]) -> None:
-    """Hands each line to W&B, until the exit code comes."""
-    try:
-        while not isinstance(line := lines.get(), int):
-            step, scalars = line
-            run.log(scalars, step=step)
-        run.finish(exit_code=line)
-    except Exception as error:  # no fault of a log ends the training
-        warnings.warn(f"W&B gets no more lines of this run ({_reason(error)}); metrics.jsonl has them all.", stacklevel=2)
+        if is_taken:
+            hand(run.finish, exit_code=exit_code)
 
 
 def _begun(run_dir: Path, start_step: int, project: str) -> Any:
@@ -115,7 +102,7 @@ def _begun(run_dir: Path, start_step: int, project: str) -> Any:
             name=run_dir.resolve().name,
             dir=str(run_dir),
             config=read_recipe_file(run_dir) or {},
-            settings=wandb.Settings(console="off"),
+            settings=wandb.Settings(console="off", finish_timeout=FINISH_SECONDS),
         )
     except Exception as error:  # as in `check`
         raise _refused(project, error) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-import jax
 import optax
 
 from de_jax.training.optim import paths
@@ -37,9 +36,9 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None, whole: P
     paths.check_patterns("gradient norm", list(patterns.values()), params)
 
     def norms(gradients: Params) -> Metrics:
-        leaves = [(paths.path_of(key_path), leaf) for key_path, leaf in jax.tree_util.tree_leaves_with_path(gradients)]
+        leaves = paths.by_path(gradients)
         return {
-            name: optax.tree.norm([leaf for path, leaf in leaves if paths.matches([pattern], path)])
+            name: optax.tree.norm([leaf for path, leaf in leaves.items() if paths.matches([pattern], path)])
             for name, pattern in patterns.items()
         }
 

@@ -51,14 +51,12 @@ class NegativeCache:
     `refresh_fraction`: the share of the slots that are encoded again after every step, rounded up to whole batches; at most as
         many whole batches as the slots hold.
     `num_candidates`: the highest-scoring documents, among which a query draws and which make its softmax; None for the whole cache.
-    `lru`: a drawn document counts as new, so that the least recently used documents leave first.
     """
 
     capacity: PositiveInt = 512_000
     num_negatives: PositiveInt = 64
     num_candidates: PositiveInt | None = None
     refresh_fraction: Share = 0.0
-    lru: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +116,7 @@ class NegativeCache:
 
     def update(self, cache: CachedDocs, batch: Batch, e: Embeddings, drawn: Drawn, step: Array) -> CachedDocs:
         """The cache with the embeddings that a step made: `e.neg_docs`, those of `drawn`, and of the batch's documents."""
-        return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
+        return enter(_put_back(cache, drawn, e.neg_docs, step), batch, e, step)
 
     def num_refreshed(self, batch_size: int) -> int:
         """Slots that are encoded again after a step, in whole batches."""
@@ -253,15 +251,14 @@ def temperature_of(loss: LossFn) -> float | None:
     return max(found, key=lambda one: one[0])[1]
 
 
-def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"], step: Array, lru: bool) -> CachedDocs:
+def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"], step: Array) -> CachedDocs:
     """The cache with the new embeddings of the drawn documents. If several rows update a slot, the last wins: dropout makes their
     embeddings differ."""
     capacity, slots = len(cache.doc_id), drawn.slots.reshape(-1)
     number = jnp.arange(len(slots))
     last = jnp.full(capacity, -1).at[slots].max(number, mode="drop")
     slots = jnp.where(last.at[slots].get(mode="fill", fill_value=-1) == number, slots, capacity)
-    times = {"encoded": step, "entered": step} if lru else {"encoded": step}
-    return _write(cache, slots, embedding=embeddings.reshape(len(slots), -1), **times)
+    return _write(cache, slots, embedding=embeddings.reshape(len(slots), -1), encoded=step)
 
 
 def _write(cache: CachedDocs, slots: Int[Array, " n"], **values: Any) -> CachedDocs:

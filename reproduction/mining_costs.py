@@ -1,14 +1,19 @@
-"""The cost of hard negatives, from the records of miner and trainer: ANCE (Xiong et al. 2021), Table 6."""
+"""The cost of hard negatives, from the records of miner and trainer: ANCE (Xiong et al. 2021), Table 6.
+
+python -m reproduction.mining_costs runs/ance --num_docs=5183 --negatives bm25=runs/bm25/negatives ance=runs/ance/negatives
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data.negatives.generations import Generation, read
+from de_jax.data.negatives.generations import Generation, open_newest, read
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.training.run.run_settings import read_recipe_file
 
@@ -22,6 +27,18 @@ ROWS = {
     "refresh_seconds": "a generation in all, seconds",
 }
 STEP = "training step, ms a batch"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--num_docs", type=int, required=True, help="of the corpus that the negatives were mined from")
+    parser.add_argument("--negatives", nargs="+", required=True, help="name=folder of generations")
+    args = parser.parse_args(argv)
+    folders = dict(one.split("=", 1) for one in args.negatives)
+    costs = of_run(args.run_dir, {kind: open_newest(folder) for kind, folder in folders.items()}, num_docs=args.num_docs)
+    sys.stdout.write(markdown(costs))
 
 
 class Costs(NamedTuple):
@@ -106,3 +123,7 @@ def markdown(costs: Costs) -> str:
 
 def _cell(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
