@@ -89,7 +89,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
-    "de_jax.interop.onnx_export": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval")),
+    "de_jax.interop.export": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval")),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),

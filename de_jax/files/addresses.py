@@ -21,18 +21,12 @@ from de_jax.types import InputError
 
 SCHEMES = ["gs", "s3"]
 _WING = "de_jax.buckets.copies"
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WITHIN = re.compile(r"(?P<before>^|[=,])(?P<address>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://[^,]*)")
-
-
-def is_address(text: Any) -> bool:
-    """Whether a text is `scheme://...`, of whatever scheme."""
-    return isinstance(text, str) and _ADDRESS.match(text) is not None
 
 
 def is_bucket(text: Any) -> bool:
     """Whether a text is an address of a bucket."""
-    return is_address(text) and text.partition("://")[0] in SCHEMES
+    return isinstance(text, str) and text.partition("://")[0] in SCHEMES and "://" in text
 
 
 def foreign(text: str) -> str | None:

@@ -240,13 +240,9 @@ def in_turn(folder: Path) -> Iterator[None]:
     def wait(holder: str) -> None:
         warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=6)
 
-    with _held(lock_of(require_local(folder)), wait):
+    folder = require_local(folder)
+    with _held(folder.with_name(f".{folder.name}.lock"), wait):
         yield
-
-
-def lock_of(folder: Path) -> Path:
-    """The file beside a folder that `in_turn` holds."""
-    return folder.with_name(f".{folder.name}.lock")
 
 
 @contextlib.contextmanager

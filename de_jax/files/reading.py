@@ -11,11 +11,9 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import stat
-import tokenize
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,11 +33,6 @@ MAX_JSON_BYTES = 64 << 20
 BOM = b"\xef\xbb\xbf"
 _START_BYTES = 4096
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_HEADER_ERRORS = (
-    *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
-    *(RecursionError, MemoryError, tokenize.TokenError),
-)
-"""What numpy raises on damaged headers, which it evaluates as Python literals."""
 
 
 def require_folder(folder: str | Path, remedy: str) -> None:
@@ -245,43 +238,23 @@ def read_array(
         rebuild: how a damaged file is mended, for the error.
 
     Raises:
-        InputError: the file cannot be read, is no .npy file, holds another dtype or shape, or is not of the size that its header
-            says.
+        InputError: the file cannot be read, is no .npy file, or holds another dtype or shape.
     """
     path = regular_file(path)
     try:
-        found_shape, is_fortran, found_dtype, offset = _array_header(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({_reason(error)}); {rebuild}.") from None
-    except _HEADER_ERRORS:
-        raise InputError(f"{path} is no .npy file or is damaged at its beginning; {rebuild}.") from None
+        array = np.load(path, mmap_mode=None if in_memory else "r")
+        if not isinstance(array, np.ndarray):
+            raise ValueError("an archive of arrays")
+    except Exception as error:  # numpy evaluates a header as Python, so a damaged one raises anything
+        said = f"cannot be read ({_reason(error)})" if isinstance(error, OSError) else "is no .npy file or is damaged"
+        raise InputError(f"{path} {said}; {rebuild}.") from None
     wanted = np.dtype(dtype)
-    is_of_type = found_dtype == wanted or (wanted.str == "|S0" and found_dtype.kind == "S")
-    fits = len(found_shape) == len(shape) and all(s is None or s == f for s, f in zip(shape, found_shape, strict=True))
-    if not is_of_type or not fits or is_fortran:
+    is_of_type = array.dtype == wanted or (wanted.str == "|S0" and array.dtype.kind == "S")
+    fits = array.ndim == len(shape) and all(s is None or s == f for s, f in zip(shape, array.shape, strict=True))
+    if not is_of_type or not fits or not array.flags.c_contiguous:
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InputError(f"{path} holds {found_dtype} of shape {found_shape}, not {wanted} of shape ({sizes}); {rebuild}.")
-    num_bytes, expected = path.stat().st_size, offset + math.prod(found_shape) * found_dtype.itemsize
-    if num_bytes != expected:
-        raise InputError(f"{path} has {num_bytes} bytes, not the {expected} that its header says; {rebuild}.")
-    array = np.memmap(path, found_dtype, "r", offset, found_shape)
-    return np.array(array) if in_memory else array
-
-
-def _array_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Shape, whether it is in Fortran's order, dtype, and where the values begin."""
-    with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            header = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            header = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError
-        shape, is_fortran, dtype = header
-        if any(isinstance(size, bool) or size < 0 for size in shape):
-            raise ValueError
-        return shape, is_fortran and len(shape) > 1, dtype, file.tell()
+        raise InputError(f"{path} holds {array.dtype} of shape {array.shape}, not {wanted} of shape ({sizes}); {rebuild}.")
+    return array
 
 
 @contextlib.contextmanager

@@ -1,4 +1,12 @@
-"""Runs as what other programs load."""
+"""Runs as what other programs load.
+
+ONNX files stand in the layout of sentence-transformers, with its files beside them; torch is not needed to write them. Different
+towers become query/ and document/, each with these files:
+
+onnx/model.onnx             float32, for sentence-transformers, fastembed, text-embeddings-inference and OpenVINO
+onnx/model_fp16.onnx        half the size, computed in float32
+onnx/model_quantized.onnx   int8, a quarter of the size
+"""
 
 from __future__ import annotations
 
@@ -8,11 +16,38 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import onnx_export, peft_adapters, safetensors_model, sentence_transformers_export, serving, t5x
+from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers, sentence_transformers_export, serving, t5x
 from de_jax.interop.hub import CARD_FILE
 from de_jax.interop.huggingface import DEFAULT_LENGTH
+from de_jax.models import onnx_graph
+from de_jax.retrieval import sessions
 from de_jax.training.run.run_folder import RECIPE_FILE, RUN, Run
 from de_jax.types import InputError
+
+ONNX_FILES: dict[str, onnx_graph.Precision] = {
+    "model.onnx": "float32",
+    "model_fp16.onnx": "float16",
+    "model_quantized.onnx": "int8",
+}
+"""Names as Transformers.js knows them."""
+
+
+def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:
+    """Writes a run into an existing folder; `onnx_graph` describes inputs and results of the files.
+
+    Raises:
+        InputError: onnx is not installed, or neither it nor sentence-transformers has a place for the model.
+    """
+    sentence_transformers_export.write(folder, run)
+    for tower, name in sentence_transformers.NAMES.items() if (folder / "query").is_dir() else [("doc", "")]:
+        side, (config, params) = run.side(tower), run.tower(tower)
+        notes = {"max_length": str(side.max_length), "license": license or "", "step": str(run.step)}
+        notes |= {"tower": name or "query and document", "prompt": side.prompt if name else ""}
+        (folder / name / "onnx").mkdir()
+        for file, precision in ONNX_FILES.items():
+            graph = onnx_graph.model_of(config, params, precision, pad_id=side.tokenizer.pad_id, notes=notes)
+            sessions.save(graph, folder / name / "onnx" / file)
+
 
 FORMATS: dict[str, Callable[..., None]] = {
     "sentence_transformers": sentence_transformers_export.write,
@@ -20,7 +55,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
     "serving": serving.write,
     "peft": peft_adapters.write,
-    "onnx": onnx_export.write,
+    "onnx": write_onnx,
 }
 DROPPED = "the learned temperature is left out: it scales scores while training, and no embedding depends on it"
 

@@ -33,7 +33,7 @@ def exported_files(folder: str | Path) -> list[Path]:
         InputError: not a folder that `de-jax export model` writes, or one with a link or a hidden file in it.
     """
     folder = Path(folder)
-    adapters = (f"{tower}/{peft_adapters.CONFIG_FILE}" for tower in (".", *peft_adapters.NAMES.values()))
+    adapters = (f"{tower}/{peft_adapters.CONFIG_FILE}" for tower in (".", *sentence_transformers.NAMES.values()))
     marks = (sentence_transformers.MODULES_FILE, safetensors_model.MODEL_FOLDER.file, "serving.json", *adapters)
     is_export = any((folder / mark).is_file() for mark in marks) or any(folder.glob("checkpoint_*/checkpoint"))
     if not is_export:

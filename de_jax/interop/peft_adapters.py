@@ -21,6 +21,7 @@ from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.interop.architectures.kind import Keys, account, kind_of
 from de_jax.interop.huggingface import EncoderFolder
 from de_jax.interop.pretrained import Origin, Pretrained, arrays_in, part_of, save, turned
+from de_jax.interop.sentence_transformers import NAMES
 from de_jax.models import lora
 from de_jax.models.tower import EncoderConfig
 from de_jax.settings import Maybe, NonNegativeFloat, Record, Size, map_of, some_text
@@ -31,7 +32,6 @@ from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 
 CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
-NAMES = {"query": "query", "doc": "document"}
 _PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 _CONFIG = Record(
     {

@@ -37,7 +37,8 @@ OLD_LENGTH_FILES = tuple(
 """The first of them that there is tells the length where `LENGTH_FILE` does not."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
-ROUTES = {"query": "query", "doc": "document"}
+NAMES = {"query": "query", "doc": "document"}
+"""Of the towers, in folders, routes and prompts."""
 SHARING_FILE = "de_jax_sharing.json"
 """Beside a Router: which parts of the towers are one, for this library."""
 _SHARING = Record({"shared": list_of(Part)})
@@ -45,7 +46,7 @@ _MODULES = list_of(Record({"type": str, "path": relative}))
 _ROUTER = Record(
     {
         "types": map_of(str, keys=relative),
-        "structure": Record(dict.fromkeys(ROUTES.values(), list_of(str))),
+        "structure": Record(dict.fromkeys(NAMES.values(), list_of(str))),
         "parameters": Maybe(nullable(Record({})), None),
     }
 )
@@ -212,7 +213,7 @@ def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     listed = [(_kind(file, module["type"]), folder / module["path"]) for module in values]
     if [kind for kind, _ in listed[:1]] == ["Router"]:
         router = listed[0][1]
-        query, doc = (_in_order(router / ROUTER_FILE, [*_route(router, route), *listed[1:]]) for route in ROUTES.values())
+        query, doc = (_in_order(router / ROUTER_FILE, [*_route(router, route), *listed[1:]]) for route in NAMES.values())
         return query, doc
     return _in_order(file, listed), _in_order(file, listed)
 
@@ -233,7 +234,7 @@ def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     names = values["structure"][route]
     if missing := [name for name in names if name not in values["types"]]:
         raise InputError(f"{file}: the module {missing[0]!r} of the route {route!r} has no type; copy it again.")
-    if more := sorted(set(values["structure"]) - set(ROUTES.values())):
+    if more := sorted(set(values["structure"]) - set(NAMES.values())):
         raise InputError(f"{file} has the route {more[0]!r} too; a model of two towers has only query and document.")
     return [(_kind(file, values["types"][name]), router / name) for name in names]
 

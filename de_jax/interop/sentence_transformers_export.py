@@ -15,17 +15,14 @@ from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE,
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.architectures.kind import kind_of
-from de_jax.interop.huggingface import CONFIG_FILE
+from de_jax.interop.huggingface import CONFIG_FILE, POOLING
 from de_jax.interop.pretrained import FILE, Origin, disassemble, save
-from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE, SHARING_FILE
+from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, NAMES, PROMPTS_FILE, SHARING_FILE
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
-NAMES = {"query": "query", "doc": "document"}
-POOLING_MODES = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"} | {
-    f"{one}_tokens": one for one in ("max", "mean_sqrt_len", "weightedmean")
-}
+POOLING_MODES = {{"cls": "cls_token", "lasttoken": "lasttoken"}.get(name, f"{name}_tokens"): of for name, of in POOLING.items()}
 SPACE = "▁"
 UNKNOWN, CONTROL, BYTE = 2, 3, 6  # kinds of pieces in sentencepiece's model file
 MODULE = "sentence_transformers.models."  # where every version finds its modules

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 
 from de_jax.files import folders
-from de_jax.files.reading import regular_file
 from de_jax.interop import t5x_files
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, disassemble
 from de_jax.interop.t5x_files import MSGPACK_FILE, ORBAX_DIR, Leaf
@@ -25,9 +24,6 @@ from de_jax.types import InputError, Params
 LOGITS = "decoder/logits_dense/kernel"
 """Absent where logits are made of the embedding table."""
 MAX_LENGTH = 512  # tokens; a T5X checkpoint does not say what its texts were cut to
-MAX_LAYERS = 1024
-MAX_COMPRESSION = 1100
-"""Bytes of arrays for one on the disk: gzip cannot do better, so headers that say more lie."""
 SIDES = {"query": "left_", "doc": "right_", "shared": ""}
 """What t5x_retrieval puts before the names of a tower's own parts."""
 OF_TRAINING = ("dtype", "dropout_rate", "dropout_broadcast", "remat", "scan_layers", "attention", "initializers", "projection_init")
@@ -117,12 +113,7 @@ def _leaves(folder: Path) -> dict[str, Leaf]:
     """The arrays of a checkpoint, layer by layer."""
     if not recognises(folder):
         raise InputError(f"{folder} holds neither {MSGPACK_FILE} nor {ORBAX_DIR}/; give a checkpoint_<step> folder of T5X.")
-    # A pipe in a file's place would make tensorstore wait.
-    num_bytes = sum(regular_file(file).stat().st_size for file in folder.rglob("*") if not file.is_dir())
-    leaves = dict(t5x_files.leaves_of(folder))
-    if sum(leaf.num_bytes for leaf in leaves.values()) > MAX_COMPRESSION * num_bytes:
-        raise InputError(f"{folder} announces arrays far beyond the {num_bytes:,} bytes that it holds; it is damaged.")
-    return dict(_in_our_layout(folder, leaves))
+    return dict(_in_our_layout(folder, t5x_files.leaves_of(folder)))
 
 
 def _place(part: str, side: str) -> str:
@@ -190,14 +181,12 @@ def _in_our_layout(folder: Path, leaves: Mapping[str, Leaf]) -> Iterator[tuple[s
         if not scanned:
             yield name, _joined_heads(name, leaf)
             continue
-        if len(leaf.shape) < 2 or not 0 < leaf.shape[1] <= MAX_LAYERS:
+        if len(leaf.shape) < 2:
             raise InputError(f"{folder}: {name} has shape {leaf.shape}, but its second axis should be that of the layers.")
-        num_layers = leaf.shape[1]
         stacked = functools.cache(leaf.read)  # read once for all its layers
-        for layer in range(num_layers):
+        for layer in range(leaf.shape[1]):
             one = Leaf(
                 (leaf.shape[0], *leaf.shape[2:]),
-                leaf.num_bytes // num_layers,
                 lambda stacked=stacked, layer=layer: stacked()[:, layer],  # type: ignore[misc]
             )
             yield f"{scanned[1]}/layers_{layer}/{scanned[2]}", _joined_heads(name, one)
@@ -208,4 +197,4 @@ def _joined_heads(name: str, leaf: Leaf) -> Leaf:
         return leaf
     first, second, third = leaf.shape
     shape = (first * second, third) if kernel[1] == "out" else (first, second * third)
-    return Leaf(shape, leaf.num_bytes, lambda: leaf.read().reshape(shape))
+    return Leaf(shape, lambda: leaf.read().reshape(shape))

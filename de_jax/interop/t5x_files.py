@@ -26,21 +26,20 @@ MSGPACK_FILE, ORBAX_DIR = "checkpoint", "state"
 VERSION = 3  # of the msgpack layout; 2 differs in what bfloat16 looks like in zarr
 CHUNK_BYTES = 64 * 2**20  # as T5X chooses
 ARRAY_EXTENSION = 1  # flax's msgpack code of an array: (shape, dtype name, bytes)
-DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64", "uint16", "uint32")
-MAX_DEPTH = 32
 
 
 class Leaf(NamedTuple):
     """An array of a checkpoint that is not read yet."""
 
     shape: tuple[int, ...]
-    num_bytes: int
     read: Callable[[], Array]
 
 
-def leaves_of(folder: Path) -> Iterator[tuple[str, Leaf]]:
-    """Name and array of all parameters of a checkpoint, in the layout that it has."""
-    return _in_msgpack(folder) if (folder / MSGPACK_FILE).is_file() else _in_orbax(folder / ORBAX_DIR)
+def leaves_of(folder: Path) -> dict[str, Leaf]:
+    """The arrays of all parameters of a checkpoint by name, in the layout that it has."""
+    layout = _in_msgpack if (folder / MSGPACK_FILE).is_file() else _in_orbax
+    with _damage_named(folder):
+        return dict(layout(folder))
 
 
 def write(folder: Path, arrays: Mapping[str, np.ndarray], step: int) -> None:
@@ -58,22 +57,12 @@ def write(folder: Path, arrays: Mapping[str, np.ndarray], step: int) -> None:
 
 
 def _in_msgpack(folder: Path) -> Iterator[tuple[str, Leaf]]:
-    """Name and leaf of all parameters of the msgpack layout."""
     import msgpack
 
-    file = folder / MSGPACK_FILE
-    try:
-        content = msgpack.unpackb(read_bytes(file))
-    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
-        raise InputError(f"{file} is not a T5X checkpoint, or is cut off ({error or 'not msgpack'}).") from None
-    version = content.get("version") if isinstance(content, dict) else None
-    if version not in (2, VERSION):
-        raise InputError(f"{file} is not a T5X checkpoint of version 2 or {VERSION}, but of {version}.")
-    optimizer = content.get("optimizer")
-    target = optimizer.get("target") if isinstance(optimizer, dict) else None
-    if not isinstance(target, dict):
-        raise InputError(f"{file} holds no optimizer/target, where T5X keeps the parameters.")
-    return _walk(folder, target, ())
+    content = msgpack.unpackb(read_bytes(folder / MSGPACK_FILE))
+    if content["version"] not in (2, VERSION):
+        raise ValueError(f"version {content['version']}, not 2 or {VERSION}")
+    return _walk(folder, content["optimizer"]["target"], ())
 
 
 def _walk(folder: Path, node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Leaf]]:
@@ -81,9 +70,9 @@ def _walk(folder: Path, node: Any, path: tuple[str, ...]) -> Iterator[tuple[str,
 
     name = "/".join(path)
     if isinstance(node, msgpack.ExtType):
-        yield name, _inline(folder, name, node)
-    elif not isinstance(node, dict) or len(path) > MAX_DEPTH or not all(isinstance(key, str) for key in node):
-        raise InputError(f"{folder / MSGPACK_FILE}: {name[:100]} is neither an array nor a tree of arrays.")
+        shape, dtype, data = msgpack.unpackb(node.data)
+        array = np.frombuffer(data, np.dtype(dtype)).reshape([int(size) for size in shape])
+        yield name, Leaf(array.shape, lambda: array)
     elif isinstance(node.get("kvstore"), dict):
         # The folder's name is after "path", in older files outside the description of the store; it is always beside the file.
         stored = Path(str(node["kvstore"].get("path") or node.get("path"))).name
@@ -93,29 +82,15 @@ def _walk(folder: Path, node: Any, path: tuple[str, ...]) -> Iterator[tuple[str,
             yield from _walk(folder, child, (*path, key))
 
 
-def _inline(folder: Path, name: str, extension: Any) -> Leaf:
-    import msgpack
-
-    try:
-        shape, dtype, data = msgpack.unpackb(extension.data)
-        if extension.code != ARRAY_EXTENSION or dtype not in DTYPES:
-            raise ValueError(f"{dtype} is not a type of numbers")
-        array = np.frombuffer(data, np.dtype(dtype)).reshape([int(size) for size in shape])
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InputError(f"{folder / MSGPACK_FILE}: {name} is not an array ({error}).") from None
-    return Leaf(array.shape, array.nbytes, lambda: array)
-
-
-def _in_orbax(folder: Path) -> Iterator[tuple[str, Leaf]]:
-    """Name and leaf of all parameters of the Orbax layout, in one database or in a folder for each."""
+def _in_orbax(checkpoint: Path) -> Iterator[tuple[str, Leaf]]:
+    """Of one database, or of a folder for each array."""
     import tensorstore
 
+    folder = checkpoint / ORBAX_DIR
     store: dict[str, Any] = {"driver": "file", "path": f"{folder}/"}
     if (folder / "manifest.ocdbt").is_file():
         store = {"driver": "ocdbt", "base": store}
-    with _damage_named(folder):
-        keys = [key.decode() for key in tensorstore.KvStore.open(store).result().list().result()]
-    for key in keys:
+    for key in (key.decode() for key in tensorstore.KvStore.open(store).result().list().result()):
         if found := re.fullmatch(r"(?:optimizer\.)?target\.([^/]+)/\.zarray", key):
             array = key.removesuffix(".zarray")
             # The folder driver has no path beside its own.
@@ -126,13 +101,10 @@ def _in_orbax(folder: Path) -> Iterator[tuple[str, Leaf]]:
 def _zarr(folder: Path, store: dict[str, Any]) -> Leaf:
     import tensorstore
 
-    with _damage_named(folder):
-        # A chunk that is absent would be read as zeros.
-        spec = {"driver": "zarr", "kvstore": store, "fill_missing_data_reads": False}
-        array = tensorstore.open(spec, open=True, read=True).result()
+    # A chunk that is absent would be read as zeros.
+    spec = {"driver": "zarr", "kvstore": store, "fill_missing_data_reads": False}
+    array = tensorstore.open(spec, open=True, read=True).result()
     chunk: Any = array.chunk_layout.read_chunk.shape
-    if math.prod(chunk) > math.prod(array.shape):
-        raise InputError(f"{folder}: a chunk is larger than the array; the checkpoint is damaged.")
     is_gzip = (array.spec().to_json()["metadata"].get("compressor") or {}).get("id") == "gzip"
 
     def read() -> Array:
@@ -141,30 +113,26 @@ def _zarr(folder: Path, store: dict[str, Any]) -> Leaf:
         with _damage_named(folder):
             return array.read().result()
 
-    return Leaf(array.shape, math.prod(array.shape) * array.dtype.numpy_dtype.itemsize, read)
+    return Leaf(array.shape, read)
 
 
 def _check_chunks(folder: Path, num_bytes: int) -> None:
     """Whether each gzip chunk is whole and has the checksum at its end (RFC 1952), which tensorstore does not look at."""
     for chunk in folder.rglob("[0-9]*"):
-        if not chunk.is_file():
-            continue
-        try:
-            with gzip.open(chunk) as file:
-                is_whole = len(file.read(num_bytes + 1)) == num_bytes
-        except (EOFError, zlib.error, OSError):
-            is_whole = False
-        if not is_whole:
-            raise InputError(f"{folder} is missing or damaged (the chunk {chunk.name} is cut off or is not as it was written).")
+        with _damage_named(chunk), contextlib.suppress(IsADirectoryError), gzip.open(chunk) as file:
+            if len(file.read(num_bytes + 1)) != num_bytes:
+                raise ValueError(f"it does not hold the {num_bytes:,} bytes of a chunk")
 
 
 @contextlib.contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, OSError, RuntimeError, NotImplementedError) as error:
-        reason = re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", str(error).splitlines()[0])
-        raise InputError(f"{path} is missing or damaged ({reason[:200]}).") from error
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, RuntimeError, zlib.error) as error:
+        reason = re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", (str(error).splitlines() or [""])[0])
+        raise InputError(f"{path} is no checkpoint of T5X or is damaged ({type(error).__name__}: {reason[:200]}).") from error
 
 
 def _write_zarr(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-from de_jax.interop import any_model, huggingface_generator, pretrained
+from de_jax.interop import any_model, generators, pretrained
 from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.t5 import generator_origins
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
@@ -242,8 +242,8 @@ def _generator(folder: Path) -> Reader:
         return Generator(config, config.num_layers if layers is None else layers, False, bool(is_scaled))  # type: ignore[arg-type]
 
     def read(one: Path) -> Any:
-        found = huggingface_generator.read(one)
-        return plain([found.model.to_json(), _by_path(found.params), probed(found.tokenizer), found.max_doc_length])
+        model, params, tokenizer, max_length = generators.read_transformers(one)
+        return plain([model.to_json(), _by_path(params), probed(tokenizer), max_length])
 
     def naive(one: Path) -> Any:
         _, _, vocabulary, length = naive_encoder(one)

@@ -210,40 +210,40 @@ OF_ANY_T5 = (
     "relative_attention_num_buckets torch_dtype transformers_version "
 )
 PUBLISHED = {  # the settings of config.json on the hub, by model
-    "t5-small": (t5.KEYS, OF_ANY_T5 + "n_positions output_past task_specific_params"),
+    "t5-small": (t5.KIND.keys, OF_ANY_T5 + "n_positions output_past task_specific_params"),
     "umt5-base": (
-        t5.KEYS,
+        t5.KIND.keys,
         OF_ANY_T5 + "classifier_dropout dense_act_fn is_gated_act output_past relative_attention_max_distance scalable_attention "
         "tie_word_embeddings tokenizer_class",
     ),
     "bert-base-multilingual-cased": (
-        bert_kind.KEYS,
+        bert_kind.KIND.keys,
         "architectures attention_probs_dropout_prob directionality hidden_act hidden_dropout_prob hidden_size initializer_range "
         "intermediate_size layer_norm_eps max_position_embeddings model_type num_attention_heads num_hidden_layers pad_token_id "
         "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type position_embedding_type "
         "transformers_version type_vocab_size use_cache vocab_size",
     ),
     "xlm-roberta-base": (
-        bert_kind.KEYS,
+        bert_kind.KIND.keys,
         "_name_or_path architectures attention_probs_dropout_prob bos_token_id classifier_dropout eos_token_id hidden_act "
         "hidden_dropout_prob hidden_size id2label label2id initializer_range intermediate_size layer_norm_eps output_past "
         "model_type max_position_embeddings num_attention_heads num_hidden_layers pad_token_id problem_type "
         "type_vocab_size vocab_size",
     ),
     "all-mpnet-base-v2": (
-        mpnet.KEYS,
+        mpnet.KIND.keys,
         "_name_or_path architectures attention_probs_dropout_prob bos_token_id eos_token_id gradient_checkpointing hidden_act "
         "hidden_dropout_prob hidden_size initializer_range intermediate_size layer_norm_eps max_position_embeddings model_type "
         "num_attention_heads num_hidden_layers pad_token_id relative_attention_num_buckets transformers_version vocab_size",
     ),
     "distilbert-base-uncased": (
-        distilbert.KEYS,
+        distilbert.KIND.keys,
         "activation architectures attention_dropout dim dropout hidden_dim initializer_range max_position_embeddings model_type "
         "n_heads n_layers pad_token_id qa_dropout seq_classif_dropout sinusoidal_pos_embds tie_weights_ transformers_version "
         "vocab_size",
     ),
     "ModernBERT-base": (
-        modernbert.KEYS,
+        modernbert.KIND.keys,
         "architectures attention_bias attention_dropout bos_token_id classifier_activation classifier_bias classifier_dropout "
         "classifier_pooling cls_token_id decoder_bias deterministic_flash_attn embedding_dropout eos_token_id "
         "global_attn_every_n_layers global_rope_theta gradient_checkpointing hidden_activation hidden_size "
@@ -252,20 +252,20 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "pad_token_id position_embedding_type sep_token_id tie_word_embeddings torch_dtype transformers_version vocab_size",
     ),
     "Qwen3-Embedding-0.6B": (
-        qwen3.KEYS,
+        qwen3.KIND.keys,
         "architectures attention_bias attention_dropout bos_token_id eos_token_id head_dim hidden_act hidden_size "
         "initializer_range intermediate_size max_position_embeddings max_window_layers model_type num_attention_heads "
         "num_hidden_layers num_key_value_heads rms_norm_eps rope_scaling rope_theta sliding_window tie_word_embeddings "
         "torch_dtype transformers_version use_cache use_sliding_window vocab_size",
     ),
     "e5-mistral-7b-instruct": (
-        mistral.KEYS,
+        mistral.KIND.keys,
         "_name_or_path architectures bos_token_id eos_token_id hidden_act hidden_size initializer_range intermediate_size "
         "max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id rms_norm_eps "
         "rope_theta sliding_window tie_word_embeddings torch_dtype transformers_version use_cache vocab_size",
     ),
     "EuroBERT-210m": (
-        eurobert.KEYS,
+        eurobert.KIND.keys,
         "architectures attention_bias attention_dropout auto_map bos_token bos_token_id clf_pooling eos_token eos_token_id "
         "head_dim hidden_act hidden_dropout hidden_size initializer_range intermediate_size mask_token mask_token_id "
         "max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token "
@@ -273,7 +273,7 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "use_cache vocab_size",
     ),
     "embeddinggemma-300m": (
-        gemma3.KEYS,
+        gemma3.KIND.keys,
         "_sliding_window_pattern architectures attention_bias attention_dropout attn_logit_softcapping bos_token_id dtype "
         "eos_token_id final_logit_softcapping head_dim hidden_activation hidden_size initializer_range intermediate_size "
         "layer_types max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id "
@@ -281,7 +281,7 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "use_bidirectional_attention use_cache vocab_size",
     ),
     "t5gemma-2-270m-270m": (
-        t5gemma2.KEYS,
+        t5gemma2.KIND.keys,
         "architectures attention_dropout bos_token_id classifier_dropout_rate decoder dropout_rate dtype encoder eoi_token_index "
         "eos_token_id image_token_index initializer_range is_encoder_decoder model_type pad_token_id transformers_version "
         "vocab_size",

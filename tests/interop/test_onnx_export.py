@@ -10,7 +10,7 @@ from interop.test_export import PROMPTS, TEXTS, embeddings, make_run, vocabulari
 
 import de_jax
 from de_jax import cli
-from de_jax.interop import export, onnx_export
+from de_jax.interop import export
 from de_jax.models import onnx_graph
 from de_jax.reports import model_card
 from de_jax.training.run.run_folder import write_run
@@ -175,4 +175,4 @@ def test_a_missing_package_is_named(tmp_path, vocabularies, monkeypatch):  # noq
 
 
 def test_names_of_files_are_those_that_transformers_js_opens():
-    assert list(onnx_export.FILES) == ["model.onnx", "model_fp16.onnx", "model_quantized.onnx"]
+    assert list(export.ONNX_FILES) == ["model.onnx", "model_fp16.onnx", "model_quantized.onnx"]

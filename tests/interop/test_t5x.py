@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -261,17 +260,18 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path):
         t5x.read(tmp_path)
 
 
+DAMAGED = "is no checkpoint of T5X or is damaged"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({"target": [1, 2]}), "not a T5X checkpoint"),
-        (b"", "not a T5X checkpoint"),
-        (msgpack.packb({"version": 1, "optimizer": {}}), "version 2 or 3, but of 1"),
-        (msgpack.packb([1, 2]), "but of None"),
-        (msgpack.packb({"version": 3, "optimizer": {"target": 5}}), "no optimizer/target"),
-        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": 5}}}), "a is neither an array nor a tree"),
-        (msgpack.packb({"version": 3, "optimizer": {"target": {b"a": {}}}}), "neither an array nor a tree"),
-        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": msgpack.ExtType(2, b"")}}}), "a is not an array"),
+        (pickle.dumps({"target": [1, 2]}), DAMAGED),
+        (b"", DAMAGED),
+        (msgpack.packb({"version": 1, "optimizer": {}}), "version 1, not 2 or 3"),
+        (msgpack.packb([1, 2]), DAMAGED),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": 5}}}), DAMAGED),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": msgpack.ExtType(2, b"")}}}), DAMAGED),
         (msgpack.packb({"version": 3, "optimizer": {"target": {}}}), "holds no array 'token_embedder/embedding'"),
     ],
 )
@@ -281,32 +281,22 @@ def test_files_that_are_no_checkpoint_end_in_a_sentence(tmp_path, content, messa
         t5x.read(tmp_path)
 
 
-def test_a_tree_without_end_is_refused(tmp_path):
-    tree = inline(np.ones(1, np.float32))
-    for _ in range(200):
-        tree = {"a": tree}
-    (tmp_path / "checkpoint").write_bytes(msgpack.packb({"version": 3, "optimizer": {"target": tree}}))
-    with pytest.raises(InputError, match="neither an array nor a tree"):
-        t5x.read(tmp_path)
-
-
 def test_a_checkpoint_cut_off_anywhere_ends_in_a_sentence(tmp_path):
     whole = write_msgpack(tmp_path / "whole", target_of(params_of(symmetric()))) / "checkpoint"
     content = whole.read_bytes()
     for length in range(0, len(content), 97):
         whole.write_bytes(content[:length])
-        with pytest.raises(InputError, match="cut off"):
+        with pytest.raises(InputError, match=DAMAGED):
             t5x.read(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (("U" * 2, [2], b"\0" * 8), "is not a type of numbers"),
-        (("object", [1], b"\0" * 8), "is not a type of numbers"),
-        (("float32", [3], b"\0" * 8), "is not an array"),
+        (("object", [1], b"\0" * 8), DAMAGED),
+        (("float32", [3], b"\0" * 8), DAMAGED),
         (("float32", [-1, 2], b"\0" * 16), "in the place of"),  # numpy infers the size
-        (("float32", [2**62, 8], b"\0" * 16), "is not an array"),
+        (("float32", [2**62, 8], b"\0" * 16), DAMAGED),
         (("int32", [8], b"\0" * 32), "holds int32 values"),
         (("float32", [8], np.full(8, np.nan, np.float32).tobytes()), "not finite"),
     ],
@@ -331,13 +321,11 @@ def set_header(folder, **changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shutil.rmtree(folder / EMBEDDING), "embedding is missing or damaged"),
-        (lambda folder: (folder / EMBEDDING / "1.0").unlink(), "embedding is missing or damaged"),
-        (lambda folder: (folder / EMBEDDING / "1.0").write_bytes(b"not gzip"), "embedding is missing or damaged"),
-        (lambda folder: (folder / EMBEDDING / ".zarray").write_text("{"), "embedding is missing or damaged"),
-        (lambda folder: set_header(folder, shape=[2**40, 8]), "announces arrays far beyond"),
-        (lambda folder: set_header(folder, chunks=[2**40, 8]), "a chunk is larger than the array"),
-        (lambda folder: set_header(folder, dtype="|O"), "embedding is missing or damaged"),
+        (lambda folder: shutil.rmtree(folder / EMBEDDING), DAMAGED),
+        (lambda folder: (folder / EMBEDDING / "1.0").unlink(), DAMAGED),
+        (lambda folder: (folder / EMBEDDING / "1.0").write_bytes(b"not gzip"), DAMAGED),
+        (lambda folder: (folder / EMBEDDING / ".zarray").write_text("{"), DAMAGED),
+        (lambda folder: set_header(folder, dtype="|O"), DAMAGED),
         (lambda folder: set_header(folder, dtype="<i4"), "holds int32 values"),
     ],
 )
@@ -355,18 +343,10 @@ def test_a_gzip_chunk_that_is_cut_anywhere_is_refused(tmp_path):
     whole = chunk.read_bytes()
     for length in [*range(len(whole) - 12, len(whole)), *range(0, len(whole), 97)]:
         chunk.write_bytes(whole[:length])
-        with pytest.raises(InputError, match="embedding is missing or damaged"):
+        with pytest.raises(InputError, match=DAMAGED):
             t5x.read(folder)
     chunk.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])  # in its checksum, which tensorstore does not compare
-    with pytest.raises(InputError, match=r"embedding is missing or damaged .the chunk 1\.0"):
-        t5x.read(folder)
-
-
-def test_a_pipe_in_the_place_of_a_chunk_is_no_wait(tmp_path):
-    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
-    (folder / EMBEDDING / "1.0").unlink()
-    os.mkfifo(folder / EMBEDDING / "1.0")
-    with pytest.raises(InputError, match=r"1\.0 is a pipe"):
+    with pytest.raises(InputError, match=rf"1\.0 {DAMAGED}"):
         t5x.read(folder)
 
 
@@ -376,22 +356,15 @@ def test_a_path_out_of_the_checkpoint_is_not_followed(tmp_path):
     content = (folder / "checkpoint").read_bytes()
     path = f"../elsewhere{'/' * (len(EMBEDDING) - len('../elsewhere'))}"
     (folder / "checkpoint").write_bytes(content.replace(EMBEDDING.encode(), path.encode()))
-    with pytest.raises(InputError, match="elsewhere is missing or damaged"):
+    with pytest.raises(InputError, match=DAMAGED):
         t5x.read(folder)
 
 
 def test_a_damaged_orbax_database_ends_in_a_sentence(tmp_path):
     folder = write_orbax(tmp_path / "checkpoint_7", target_of(params_of(symmetric())))
     (folder / "state/manifest.ocdbt").write_bytes(b"\0" * 40)
-    with pytest.raises(InputError, match="state is missing or damaged"):
+    with pytest.raises(InputError, match=DAMAGED):
         t5x.read(folder)
-
-
-def test_a_number_of_layers_without_end_is_refused(tmp_path):
-    target = scanned(target_of(params_of(symmetric(bias_per_layer=True))))
-    target["encoder"]["encoder"]["pre_mlp_layer_norm"]["scale"] = np.zeros((1, 5000), np.float32)
-    with pytest.raises(InputError, match="second axis should be that of the layers"):
-        t5x.read(write_msgpack(tmp_path / "checkpoint_7", target))
 
 
 @pytest.mark.parametrize("layout", ["inline", "zarr", "ocdbt"])

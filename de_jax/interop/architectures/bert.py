@@ -6,77 +6,47 @@ import re
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Keys, Kind, Settings
+from de_jax.interop.architectures.kind import Kind, Setting, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 
-KEYS = Keys(
-    read=kind.READ
-    + """ hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings type_vocab_size layer_norm_eps
-hidden_dropout_prob attention_probs_dropout_prob""",
-    harmless=kind.HARMLESS + " directionality pooler_.*",
-    fixed={**kind.FIXED, "hidden_act": ("gelu",), "position_embedding_type": ("absolute",)},
-    refused=kind.REFUSED,
-)
+SIZES = {
+    "vocab_size": Setting("vocab_size"),
+    "model_dim": Setting("hidden_size"),
+    "num_layers": Setting("num_hidden_layers", options={"at_least": 0}),
+    "num_heads": Setting("num_attention_heads"),
+    "mlp_dim": Setting("intermediate_size"),
+    "max_positions": Setting("max_position_embeddings"),
+    "norm_epsilon": Setting("layer_norm_eps", 1e-12, "epsilon"),
+    "dropout_rate": Setting("hidden_dropout_prob", 0.1, "share"),
+    "attention_dropout_rate": Setting("attention_probs_dropout_prob", 0.1, "share", "weights_dropout_rate"),
+}
+"""What BERT, RoBERTa and MPNet have alike."""
+TABLE = SIZES | {"num_token_types": Setting("type_vocab_size", 2)}
+FIXED: dict[str, Any] = {"hidden_act": ("gelu",), "position_embedding_type": ("absolute",)}
 HEADS = (r"(pooler|cls|lm_head|classifier|qa_outputs)\..*", r"embeddings\.(position|token_type)_ids")
+FEED_FORWARD = {"mlp/wi": "intermediate.dense", "mlp/wo": "output.dense"}
+MAPS = {
+    **{f"attention/{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+    "attention/out": "attention.output.dense",
+    **FEED_FORWARD,
+}
+NORMS = {"attention_layer_norm": "attention.output.LayerNorm", "mlp_layer_norm": "output.LayerNorm"}
 
 
 def config_of(settings: Settings) -> BertConfig:
-    return BertConfig(
-        **sizes_of(settings),
-        position_offset=0,
-        num_token_types=settings.size("type_vocab_size", 2),
-    )
-
-
-def sizes_of(settings: Settings) -> dict[str, Any]:
-    """The fields that BERT, RoBERTa and MPNet have alike."""
-    dropped, of_weights = (settings.share(name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"))
-    return {
-        "vocab_size": settings.size("vocab_size"),
-        "model_dim": settings.size("hidden_size"),
-        "num_layers": settings.size("num_hidden_layers", at_least=0),
-        "num_heads": settings.size("num_attention_heads"),
-        "mlp_dim": settings.size("intermediate_size"),
-        "max_positions": settings.size("max_position_embeddings"),
-        "norm_epsilon": settings.epsilon("layer_norm_eps", 1e-12),
-        "dropout_rate": dropped,
-        "attention_dropout_rate": None if of_weights == dropped else of_weights,
-        "dtype": "float32",
-    }
+    return BertConfig(**settings.fields(TABLE), position_offset=0)
 
 
 def json_of(config: BertConfig, pad_id: int) -> dict[str, Any]:
     """Without the rows of the position table before a text's first one, which BERT counts from 0."""
-    return {
-        **sizes_json(config),
-        "model_type": "bert",
-        "architectures": ["BertModel"],
-        "max_position_embeddings": config.max_positions - config.position_offset,
-        "type_vocab_size": config.num_token_types,
-        "pad_token_id": pad_id,
-    }
-
-
-def sizes_json(config: BertConfig) -> dict[str, Any]:
-    """The inverse of `sizes_of`."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.mlp_dim,
-        "max_position_embeddings": config.max_positions,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": config.dropout_rate,
-        "attention_probs_dropout_prob": config.weights_dropout_rate,
-        "layer_norm_eps": config.norm_epsilon,
-        "dtype": "float32",
-    }
+    length = config.max_positions - config.position_offset
+    return kind.written(config, pad_id, TABLE, "bert", "BertModel", hidden_act="gelu", max_position_embeddings=length)
 
 
 def origins_of(config: BertConfig, pad_id: int) -> dict[str, Origin]:
-    return tables_of(pad_id, first_position=config.position_offset) | layers_of(config)
+    tables = tables_of(pad_id, first_position=config.position_offset)
+    return tables | kind.layers(config.num_layers, "encoder.layer", MAPS, NORMS)
 
 
 def tables_of(pad_id: int, *, first_position: int = 0, has_types: bool = True) -> dict[str, Origin]:
@@ -87,28 +57,6 @@ def tables_of(pad_id: int, *, first_position: int = 0, has_types: bool = True) -
         "embedder/position/embedding": Origin("embeddings.position_embeddings.weight", first_row=first_position),
         **types,
         **kind.norm("embedder/norm", "embeddings.LayerNorm"),
-    }
-
-
-def layers_of(config: BertConfig) -> dict[str, Origin]:
-    """The origins of an encoder."""
-    origins: dict[str, Origin] = {}
-    for index in range(config.num_layers):
-        ours, theirs = f"encoder/layers_{index}", f"encoder.layer.{index}"
-        for name in ("query", "key", "value"):
-            origins |= kind.linear(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
-        origins |= kind.linear(f"{ours}/attention/out", f"{theirs}.attention.output.dense")
-        origins |= kind.norm(f"{ours}/attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
-        origins |= feed_forward_of(ours, theirs)
-    return origins
-
-
-def feed_forward_of(ours: str, theirs: str) -> dict[str, Origin]:
-    """The origins of a layer's second half."""
-    return {
-        **kind.linear(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense"),
-        **kind.linear(f"{ours}/mlp/wo", f"{theirs}.output.dense"),
-        **kind.norm(f"{ours}/mlp_layer_norm", f"{theirs}.output.LayerNorm"),
     }
 
 
@@ -125,7 +73,7 @@ def is_plain(config: Any) -> bool:
 
 KIND = Kind(
     model_types=("bert",),
-    keys=KEYS,
+    keys=kind.keys(TABLE, harmless="directionality pooler_.*", **FIXED),
     config_of=config_of,
     origins_of=origins_of,
     json_of=json_of,

@@ -16,13 +16,13 @@ KEYS = llama.keys(
 
 
 def config_of(settings: Settings) -> RotaryConfig:
-    return RotaryConfig(**llama.fields(settings, epsilon=1e-5) | {"causal": False}, **llama.biases(settings))
+    fields = llama.fields(settings, llama.TABLE | llama.BIASES, rms_norm_eps=1e-5)
+    return RotaryConfig(**fields | {"causal": False})
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    own = {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
-    values = llama.values(config, pad_id, "eurobert", "EuroBertModel")
-    return {name: value for name, value in values.items() if name != "is_causal"} | own
+    values = llama.json_as(config, pad_id, "eurobert", "EuroBertModel", **llama.biases_json(config))
+    return {name: value for name, value in values.items() if name != "is_causal"}
 
 
 KIND = rotary.encoder_kind("eurobert", KEYS, config_of, json_of, llama.origins_of, heads=llama.HEADS)

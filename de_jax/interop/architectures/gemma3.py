@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
-from de_jax.interop.architectures.kind import Keys, Settings
+from de_jax.interop.architectures.kind import Setting, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 
@@ -17,66 +17,53 @@ NORMS = {
 }
 GLOBAL_EVERY = 6
 GLOBAL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
-READ = (
-    kind.READ
-    + """hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size max_position_embeddings
-rms_norm_eps attention_bias attention_dropout query_pre_attn_scalar sliding_window sliding_window_pattern layer_types
-rope_(theta|local_base_freq|scaling|parameters)"""
-)
-KEYS = Keys(
-    read=READ + " use_bidirectional_attention",
-    harmless=kind.HARMLESS + " final_logit_softcapping _sliding_window_pattern",  # written beside layer_types, never read
-    fixed={**kind.FIXED, "hidden_activation": ("gelu_pytorch_tanh",), "attn_logit_softcapping": (None,)},
-    refused=kind.REFUSED,
+TABLE = {
+    "vocab_size": Setting("vocab_size"),
+    "model_dim": Setting("hidden_size"),
+    "num_layers": Setting("num_hidden_layers"),
+    "num_heads": Setting("num_attention_heads", 8),
+    "num_kv_heads": Setting("num_key_value_heads", 4, attribute="kv_heads"),
+    "head_dim": Setting("head_dim", 256),
+    "mlp_dim": Setting("intermediate_size"),
+    "max_positions": Setting("max_position_embeddings", 131_072),
+    "norm_epsilon": Setting("rms_norm_eps", 1e-6, "epsilon"),
+    "attention_bias": Setting("attention_bias", False, "flag"),
+    "attention_dropout_rate": Setting("attention_dropout", 0.0, "share", "weights_dropout_rate"),
+}
+READ = """query_pre_attn_scalar sliding_window sliding_window_pattern layer_types rope_(theta|local_base_freq|scaling|parameters)"""
+FIXED: dict[str, Any] = {"hidden_activation": ("gelu_pytorch_tanh",)}
+KEYS = kind.keys(
+    TABLE,
+    READ + " use_bidirectional_attention",
+    "final_logit_softcapping _sliding_window_pattern",  # written beside layer_types, never read
+    **FIXED,
+    attn_logit_softcapping=(None,),
 )
 
 
-def fields(settings: Settings) -> dict[str, Any]:
+def fields(settings: Settings, table: dict[str, Setting] = TABLE) -> dict[str, Any]:
     """The settings common to the Gemma family's files, as fields of `RotaryConfig`."""
-    head_dim, scalar = settings.size("head_dim", 256), settings.positive("query_pre_attn_scalar", 256.0)
-    of_weights = settings.share("attention_dropout", 0.0)
+    found, scalar = settings.fields(table), settings.positive("query_pre_attn_scalar", 256.0)
     return {
-        "vocab_size": settings.size("vocab_size"),
-        "model_dim": settings.size("hidden_size"),
-        "num_layers": settings.size("num_hidden_layers"),
-        "num_heads": settings.size("num_attention_heads", 8),
-        "num_kv_heads": settings.size("num_key_value_heads", 4),
-        "head_dim": head_dim,
-        "mlp_dim": settings.size("intermediate_size"),
+        **found,
         "activation": "gelu_tanh",
         "norm": "rms",
-        "norm_epsilon": settings.epsilon("rms_norm_eps", 1e-6),
         "norm_embeddings": False,
         "post_norms": True,
-        "attention_bias": settings.flag("attention_bias", False),
         "scale_embeddings": True,
-        "query_scale": None if scalar == head_dim else scalar**-0.5,
-        "attention_dropout_rate": of_weights or None,
-        "dtype": "float32",
+        "query_scale": None if scalar == found["head_dim"] else scalar**-0.5,
     }
 
 
-def values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    """The inverse of `fields`, and the types of layers."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_dim,
-        "max_position_embeddings": config.max_positions,
+def json_as(config: RotaryConfig, pad_id: int, model_type: str, model: str | None = None, **own: Any) -> dict[str, Any]:
+    """The config.json of an encoder of `fields`, and the types of its layers."""
+    common = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": config.attention_bias,
-        "attention_dropout": config.weights_dropout_rate,
         "query_pre_attn_scalar": round(config.query_scale**-2) if config.query_scale else config.head_dim,
         "layer_types": rotary.layer_types(config),
         "use_cache": False,
-        "pad_token_id": pad_id,
-        "dtype": "float32",
     }
+    return kind.written(config, pad_id, TABLE, model_type, model, **common | own)
 
 
 def third_fields(settings: Settings) -> dict[str, Any]:
@@ -85,7 +72,6 @@ def third_fields(settings: Settings) -> dict[str, Any]:
     every, first = rotary.global_layers(settings, settings.size("num_hidden_layers"), (pattern, pattern - 1))
     return {
         **fields(settings),
-        "max_positions": settings.size("max_position_embeddings", 131_072),
         "qk_norm": True,
         "global_every": every,
         "first_global": first,
@@ -94,14 +80,11 @@ def third_fields(settings: Settings) -> dict[str, Any]:
     }
 
 
-def third_values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    """The inverse of `third_fields`."""
+def third_rope(config: RotaryConfig) -> dict[str, Any]:
+    """The positions of `third_fields`, as config.json has them."""
     return {
-        **values(config, pad_id),
-        "rope_parameters": {
-            rotary.GLOBAL: {"rope_theta": config.rope_base, **rotary.scaling_json(config)},
-            rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
-        },
+        rotary.GLOBAL: {"rope_theta": config.rope_base, **rotary.scaling_json(config)},
+        rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
     }
 
 
@@ -112,13 +95,12 @@ def config_of(settings: Settings) -> RotaryConfig:
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    return {
-        "model_type": "gemma3_text",
-        "architectures": ["Gemma3TextModel"],
-        **third_values(config, pad_id),
+    own = {
+        "rope_parameters": third_rope(config),
         "sliding_window": config.window + 1 if config.causal else 2 * config.window,
         "use_bidirectional_attention": not config.causal,
     }
+    return json_as(config, pad_id, "gemma3_text", "Gemma3TextModel", **own)
 
 
 def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:

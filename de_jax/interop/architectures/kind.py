@@ -135,6 +135,36 @@ class Settings(NamedTuple):
             raise InputError(f"{self.file}: {name} is {value!r}; it must be true or false.")
         return bool(value)
 
+    def fields(self, table: Mapping[str, Setting]) -> dict[str, Any]:
+        """The fields of an encoder that the settings of a table tell; its products are in float32."""
+        found = {name: one.read(self) for name, one in table.items()}
+        if found.get("attention_dropout_rate") == found.get("dropout_rate", 0.0):
+            found["attention_dropout_rate"] = None
+        return found | {"dtype": "float32"}
+
+
+class Setting(NamedTuple):
+    """Where config.json has a field of an encoder, for both ways."""
+
+    name: str
+    default: Any = None  # where it does not say; None where it must
+    method: str = "size"  # of `Settings`
+    attribute: str | None = None  # of the encoder, to be written; the field where it is None
+    options: Mapping[str, Any] = {}  # of the method
+
+    def read(self, settings: Settings) -> Any:
+        """The value that a config.json has."""
+        return getattr(settings, self.method)(self.name, self.default, **self.options)
+
+
+def written(
+    config: EncoderConfig, pad_id: int, table: Mapping[str, Setting], model_type: str, model: str | None = None, **own: Any
+) -> dict[str, Any]:
+    """A config.json, or an object in one: the settings of a table and a kind's own, with the name of transformers' class."""
+    told = {one.name: getattr(config, one.attribute or field) for field, one in table.items()}
+    common = {"model_type": model_type, "pad_token_id": pad_id, "dtype": "float32"}
+    return {**told, **common, **({"architectures": [model]} if model else {}), **own}
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -193,15 +223,53 @@ def without(prefix: str) -> Callable[[str], str]:
     return lambda name: before.sub("", name)
 
 
-def linear(ours: str, theirs: str, *, bias: bool = True, part: tuple[int, int] = (0, 1)) -> dict[str, Origin]:
-    """The origins of a linear map, or of one of several that are kept as one."""
-    kernel = {f"{ours}/kernel": Origin(f"{theirs}.weight", transposed=True, part=part)}
-    return kernel | ({f"{ours}/bias": Origin(f"{theirs}.bias", part=part)} if bias else {})
+Maps = Mapping[str, str | tuple[str, tuple[int, int]]]
+"""By the path of a linear map in our layer its name in theirs, and which of how many parts of that it is."""
 
 
-def norm(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Origin]:
-    """The origins of a norm."""
-    return {f"{ours}/scale": Origin(f"{theirs}.weight")} | ({f"{ours}/bias": Origin(f"{theirs}.bias")} if bias else {})
+def parts(theirs: str, *ours: str) -> dict[str, tuple[str, tuple[int, int]]]:
+    """Linear maps of ours that are kept as one, in this order."""
+    return {name: (theirs, (which, len(ours))) for which, name in enumerate(ours)}
+
+
+def norm(ours: str, theirs: str, *, bias: bool = True, added: float = 0.0) -> dict[str, Origin]:
+    """The origins of a norm, which keeps `added` less than ours."""
+    scale = {f"{ours}/scale": Origin(f"{theirs}.weight", added=added)}
+    return scale | ({f"{ours}/bias": Origin(f"{theirs}.bias")} if bias else {})
+
+
+def layers(
+    num_layers: int,
+    theirs: str,
+    maps: Maps,
+    norms: Mapping[str, str],
+    *,
+    has_bias: Callable[[str], bool] = lambda name: True,
+    added: float = 0.0,
+    stack: str = "encoder",
+) -> dict[str, Origin]:
+    """The origins of layers that are alike.
+
+    Args:
+        num_layers: their number.
+        theirs: what their names begin with, before the number.
+        maps: of linear maps.
+        norms: likewise of norms.
+        has_bias: of a map or a norm, by its path.
+        added: what norms keep less than ours.
+        stack: "encoder" or "decoder".
+    """
+    origins: dict[str, Origin] = {}
+    for index in range(num_layers):
+        ours, place = f"{stack}/layers_{index}", f"{theirs}.{index}"
+        for name, where in maps.items():
+            their_name, part = (where, (0, 1)) if isinstance(where, str) else where
+            origins[f"{ours}/{name}/kernel"] = Origin(f"{place}.{their_name}.weight", transposed=True, part=part)
+            if has_bias(name):
+                origins[f"{ours}/{name}/bias"] = Origin(f"{place}.{their_name}.bias", part=part)
+        for name, their_name in norms.items():
+            origins |= norm(f"{ours}/{name}", f"{place}.{their_name}", bias=has_bias(name), added=added)
+    return origins
 
 
 # Keys allowed in every config.json of transformers: notes on its making, output options, heads, and the settings of `generate`.
@@ -225,6 +293,15 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 REFUSED = {"auto_map": OWN_CODE}
+
+
+def keys(
+    table: Mapping[str, Setting], read: str = "", harmless: str = "", refused: Mapping[str, str] = REFUSED, **fixed: Any
+) -> Keys:
+    """The known settings of a kind's config.json: those of a table, of all kinds, and its own."""
+    names = " ".join(one.name for one in table.values())
+    return Keys(f"{READ} {names} {read}", f"{HARMLESS} {harmless}", {**FIXED, **fixed}, refused)
+
 
 FILES = {
     "t5": ("t5", "mt5", "umt5"),

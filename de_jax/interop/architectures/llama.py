@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
-from de_jax.interop.architectures.kind import Keys, Settings
+from de_jax.interop.architectures.kind import Keys, Setting, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 
@@ -13,87 +13,70 @@ NORMS = {"pre_attention_layer_norm": "input_layernorm", "pre_mlp_layer_norm": "p
 BASE = 10_000.0
 SCALINGS = ("linear", "llama3", "yarn")
 HEADS = (r"(lm_head|score|classifier|dense|qa_outputs)\..*",)
+TABLE = {
+    "vocab_size": Setting("vocab_size"),
+    "model_dim": Setting("hidden_size"),
+    "num_layers": Setting("num_hidden_layers"),
+    "num_heads": Setting("num_attention_heads"),
+    "num_kv_heads": Setting("num_key_value_heads", attribute="kv_heads"),
+    "head_dim": Setting("head_dim"),
+    "mlp_dim": Setting("intermediate_size"),
+    "max_positions": Setting("max_position_embeddings", 32768),
+    "norm_epsilon": Setting("rms_norm_eps", 1e-6, "epsilon"),
+    "attention_dropout_rate": Setting("attention_dropout", 0.0, "share", "weights_dropout_rate"),
+}
+BIASES = {name: Setting(name, False, "flag") for name in ("attention_bias", "mlp_bias")}
 
 
-def keys(read: str = "is_causal", harmless: str = "", fixed: dict[str, tuple[Any, ...]] | None = None, **more: Any) -> Keys:
-    """The known settings of such a kind's config.json, together with `read`, `harmless` and `fixed`."""
-    sizes = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    rest = "max_position_embeddings rms_norm_eps attention_dropout rope_(theta|scaling|parameters) "
-    return Keys(
-        read=kind.READ + sizes + rest + read,
-        harmless=f"{kind.HARMLESS} pretraining_tp {harmless}",
-        fixed={**kind.FIXED, "hidden_act": ("silu",), **(fixed or {})},
-        **{"refused": kind.REFUSED, **more},
-    )
+def keys(read: str, harmless: str = "", **more: Any) -> Keys:
+    """The known settings of such a kind's config.json, together with those given."""
+    rope = "rope_(theta|scaling|parameters)"
+    return kind.keys(TABLE, f"{rope} {read}", f"pretraining_tp {harmless}", **{"hidden_act": ("silu",), **more})
 
 
-def fields(settings: Settings, *, kv_heads: int | None = None, epsilon: float = 1e-6) -> dict[str, Any]:
+def fields(settings: Settings, table: dict[str, Setting] = TABLE, **defaults: Any) -> dict[str, Any]:
     """What every such config.json says, as fields of `RotaryConfig`.
 
     `is_causal` is false where a decoder was made an encoder, as for GTE-Qwen2; transformers 5 reads it so too.
 
     Args:
         settings: the config.json.
-        kv_heads: where it does not say; None for as many as there are heads.
-        epsilon: of norms, where it does not say.
+        table: of the kind.
+        defaults: of settings that the kind has and that file does not; heads of keys and values are as many as others.
     """
+    settings = settings._replace(values={**defaults, **settings.values})
     model_dim, num_heads = settings.size("hidden_size"), settings.size("num_attention_heads")
     if settings.values.get("head_dim") is None:
         settings.require("hidden_size", model_dim, model_dim // num_heads * num_heads)
-        settings = settings._replace(values={**settings.values, "head_dim": model_dim // num_heads})
-    if settings.values.get("num_key_value_heads", kv_heads) is None:
-        settings = settings._replace(values={**settings.values, "num_key_value_heads": num_heads})
-    of_weights = settings.share("attention_dropout", 0.0)
+    own = {"head_dim": model_dim // num_heads, "num_key_value_heads": num_heads}
+    told = {name: value for name, value in settings.values.items() if value is not None or name not in own}
     return {
-        "vocab_size": settings.size("vocab_size"),
-        "model_dim": model_dim,
-        "num_layers": settings.size("num_hidden_layers"),
-        "num_heads": num_heads,
-        "num_kv_heads": settings.size("num_key_value_heads", kv_heads),
-        "head_dim": settings.size("head_dim"),
-        "mlp_dim": settings.size("intermediate_size"),
-        "max_positions": settings.size("max_position_embeddings", 32768),
+        **settings._replace(values={**own, **told}).fields(table),
         "activation": "silu",
         "norm": "rms",
-        "norm_epsilon": settings.epsilon("rms_norm_eps", epsilon),
         "norm_embeddings": False,
         "causal": settings.flag("is_causal", True),
         "global_every": 1,
         **rotary.rope(settings, None, "rope_theta", BASE, *SCALINGS),
-        "attention_dropout_rate": of_weights or None,
-        "dtype": "float32",
     }
 
 
-def values(config: RotaryConfig, pad_id: int, model_type: str, model: str) -> dict[str, Any]:
-    """The inverse of `fields`, with the names of the kind and of transformers' class."""
-    return {
-        "model_type": model_type,
-        "architectures": [model],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_dim,
-        "max_position_embeddings": config.max_positions,
+def json_as(config: RotaryConfig, pad_id: int, model_type: str, model: str, **own: Any) -> dict[str, Any]:
+    """The config.json of an encoder of `fields`, with the names of the kind and of transformers' class."""
+    common = {
         "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_dropout": config.weights_dropout_rate,
         "rope_theta": config.rope_base,
         **({"rope_scaling": rotary.scaling_json(config)} if config.rope_factor != 1 else {}),
         **({} if config.causal else {"is_causal": False}),
         "use_cache": False,
         "tie_word_embeddings": True,
-        "pad_token_id": pad_id,
-        "dtype": "float32",
     }
+    return kind.written(config, pad_id, TABLE, model_type, model, **common | own)
 
 
-def biases(settings: Settings) -> dict[str, Any]:
-    """Those of Llama's and EuroBERT's linear maps, as fields of `RotaryConfig`."""
-    return {name: settings.flag(name, False) for name in ("attention_bias", "mlp_bias")}
+def biases_json(config: RotaryConfig) -> dict[str, bool]:
+    """The settings in `BIASES`."""
+    return {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
 
 
 def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
@@ -101,13 +84,11 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
 
 
 def config_of(settings: Settings) -> RotaryConfig:
-    return RotaryConfig(**fields(settings), **biases(settings))
+    return RotaryConfig(**fields(settings, TABLE | BIASES))
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    own = {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
-    return {**values(config, pad_id, "llama", "LlamaModel"), **own}
+    return json_as(config, pad_id, "llama", "LlamaModel", **biases_json(config))
 
 
-KEYS = keys("is_causal attention_bias mlp_bias")
-KIND = rotary.encoder_kind("llama", KEYS, config_of, json_of, origins_of, heads=HEADS)
+KIND = rotary.encoder_kind("llama", keys("is_causal attention_bias mlp_bias"), config_of, json_of, origins_of, heads=HEADS)

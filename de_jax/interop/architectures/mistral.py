@@ -8,13 +8,13 @@ from de_jax.interop.architectures import llama, rotary
 from de_jax.interop.architectures.kind import Settings
 from de_jax.models.rotary import RotaryConfig
 
-KV_HEADS, WINDOW = 8, 4096
+WINDOW = 4096
 
 KEYS = llama.keys("is_causal sliding_window")
 
 
 def config_of(settings: Settings) -> RotaryConfig:
-    fields = llama.fields(settings, kv_heads=KV_HEADS)
+    fields = llama.fields(settings, num_key_value_heads=8)
     if settings.values.get("sliding_window", WINDOW) is None:
         return RotaryConfig(**fields)
     window = settings.size("sliding_window", WINDOW, at_least=2)
@@ -32,12 +32,11 @@ def config_of(settings: Settings) -> RotaryConfig:
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    is_local = rotary.LOCAL in rotary.layer_types(config)
-    values = llama.values(config, pad_id, "mistral", "MistralModel")
-    if not is_local:
-        return {**values, "sliding_window": None}
-    window = config.window + 1 if config.causal else config.window
-    return {**values, "rope_theta": config.local_rope_base, "sliding_window": window}
+    own: dict[str, Any] = {"sliding_window": None}
+    if rotary.LOCAL in rotary.layer_types(config):
+        window = config.window + 1 if config.causal else config.window
+        own = {"rope_theta": config.local_rope_base, "sliding_window": window}
+    return llama.json_as(config, pad_id, "mistral", "MistralModel", **own)
 
 
 KIND = rotary.encoder_kind("mistral", KEYS, config_of, json_of, llama.origins_of, heads=llama.HEADS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from de_jax.interop.architectures import bert
+from de_jax.interop.architectures import bert, kind
 from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
@@ -16,25 +16,15 @@ PAD_ID = 1
 
 
 def config_of(settings: Settings) -> BertConfig:
-    return BertConfig(
-        **bert.sizes_of(settings),
-        position_offset=position_pad_id(settings) + 1,
-        num_token_types=settings.size("type_vocab_size", 2),
-    )
+    return BertConfig(**settings.fields(bert.TABLE), position_offset=position_pad_id(settings) + 1)
 
 
 def json_of(config: BertConfig, pad_id: int) -> dict[str, Any]:
-    return {
-        **bert.sizes_json(config),
-        "model_type": "roberta",
-        "architectures": ["RobertaModel"],
-        "type_vocab_size": config.num_token_types,
-        "pad_token_id": pad_id,
-    }
+    return kind.written(config, pad_id, bert.TABLE, "roberta", "RobertaModel", hidden_act="gelu")
 
 
 def origins_of(config: BertConfig, pad_id: int) -> dict[str, Origin]:
-    return bert.tables_of(pad_id) | bert.layers_of(config)
+    return bert.tables_of(pad_id) | kind.layers(config.num_layers, "encoder.layer", bert.MAPS, bert.NORMS)
 
 
 def position_pad_id(settings: Settings) -> int:

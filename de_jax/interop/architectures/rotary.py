@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,36 +141,62 @@ def held_by(
             told = config_of(Settings(Path("config.json"), json_of(config, pad_id)))
         except InputError:
             return False
-        return told == _comparable(config, told)
+        return _canonical(told) == _canonical(config)
 
     return holds
 
 
-def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
-    """`config`, without what changes nothing."""
-    same: dict[str, Any] = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers", "attention")}
-    if config.kv_heads == told.kv_heads:
-        same["num_kv_heads"] = told.num_kv_heads
-    if config.weights_dropout_rate == told.weights_dropout_rate:
-        same["attention_dropout_rate"] = told.attention_dropout_rate
-    if layer_types(config) == layer_types(told):
-        same |= {"global_every": told.global_every, "first_global": told.first_global}
-        unused = [*(("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ())]
-        unused += [*(("window", "window_after", "local_rope_base") if LOCAL not in layer_types(config) else ())]
-        same |= {name: getattr(told, name) for name in unused}
-    if config.windows == told.windows:
-        same["window_after"] = told.window_after
-    if config.rope_factor == told.rope_factor == 1:
-        same |= {name: getattr(told, name) for name in ("rope_scaling", "rope_length", "rope_few_turns", "rope_many_turns")}
-    elif config.rope_scaling == told.rope_scaling == "linear":
-        same |= {name: getattr(told, name) for name in ("rope_length", "rope_few_turns", "rope_many_turns")}
-    if config.has_out_bias == told.has_out_bias:
-        same["out_bias"] = told.out_bias
-    if config.has_mlp_out_bias == told.has_mlp_out_bias:
-        same["mlp_out_bias"] = told.mlp_out_bias
-    if (config.query_scale or config.head_dim**-0.5) == (told.query_scale or told.head_dim**-0.5):
-        same["query_scale"] = told.query_scale
+def _canonical(config: RotaryConfig) -> RotaryConfig:
+    """An encoder without settings that change no embedding."""
+    types = layer_types(config)
+    pattern = global_pattern([name == GLOBAL for name in types], (1, 0))
+    assert pattern is not None  # its own is one
+    same: dict[str, Any] = {
+        "dtype": "float32",
+        "remat": "none",
+        "scan_layers": False,
+        "attention": "auto",
+        "num_kv_heads": config.kv_heads,
+        "attention_dropout_rate": config.weights_dropout_rate,
+        "out_bias": config.has_out_bias,
+        "mlp_out_bias": config.has_mlp_out_bias,
+        "query_scale": config.query_scale or config.head_dim**-0.5,
+        "global_every": pattern[0],
+        "first_global": pattern[1],
+        "window_after": config.windows[1],
+    }
+    if LOCAL not in types:
+        same |= {"window": 0, "window_after": 0, "local_rope_base": 1.0}
+    if GLOBAL not in types:
+        same |= {"rope_base": 1.0, "rope_factor": 1.0}
+    if same.get("rope_factor", config.rope_factor) == 1:
+        same["rope_scaling"] = "linear"
+    if same.get("rope_scaling", config.rope_scaling) == "linear":
+        same |= {"rope_length": 1, "rope_few_turns": 1.0, "rope_many_turns": 2.0}
     return dataclasses.replace(config, **same)
+
+
+def layers(
+    config: RotaryConfig,
+    theirs: str,
+    maps: kind.Maps,
+    norms: Mapping[str, str],
+    added: float = 0.0,
+) -> dict[str, Origin]:
+    """As `kind.layers`, with the biases that the encoder has."""
+
+    def has_bias(name: str) -> bool:
+        last = {"attention/out": config.has_out_bias, "mlp/wo": config.has_mlp_out_bias}
+        of_half = {"attention": config.attention_bias, "mlp": config.mlp_bias}
+        return last.get(name, of_half.get(name.partition("/")[0], config.norm_bias))
+
+    return kind.layers(config.num_layers, theirs, maps, norms, has_bias=has_bias, added=added)
+
+
+LLAMA_MAPS = {
+    **{f"attention/{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value", "out")},
+    **{f"mlp/{name}": f"mlp.{theirs}_proj" for name, theirs in (("wi_0", "gate"), ("wi_1", "up"), ("wo", "down"))},
+}
 
 
 def llama_origins(
@@ -184,23 +211,15 @@ def llama_origins(
         added: what their norms keep less than ours.
         prefix: of all their names.
     """
-    scale = lambda name: Origin(f"{name}.weight", added=added)  # noqa: E731
     origins = {
         "embedder/embedding": Origin(f"{prefix}embed_tokens.weight", swapped_row=pad_id),
-        "encoder/encoder_norm/scale": scale(f"{prefix}norm"),
+        **kind.norm("encoder/encoder_norm", f"{prefix}norm", bias=False, added=added),
+        **layers(config, f"{prefix}layers", LLAMA_MAPS, norms, added),
     }
-    for index in range(config.num_layers):
-        ours, theirs = f"encoder/layers_{index}", f"{prefix}layers.{index}"
-        origins |= {f"{ours}/{name}/scale": scale(f"{theirs}.{their_name}") for name, their_name in norms.items()}
-        attention, bias = f"{theirs}.self_attn", config.attention_bias
-        for name in ("query", "key", "value"):
-            origins |= kind.linear(f"{ours}/attention/{name}", f"{attention}.{name[0]}_proj", bias=bias)
-        origins |= kind.linear(f"{ours}/attention/out", f"{attention}.o_proj", bias=config.has_out_bias)
-        if config.qk_norm:
-            origins |= {f"{ours}/attention/{of}_norm/scale": scale(f"{attention}.{of[0]}_norm") for of in ("query", "key")}
-        for name, their_name in (("wi_0", "gate"), ("wi_1", "up")):
-            origins |= kind.linear(f"{ours}/mlp/{name}", f"{theirs}.mlp.{their_name}_proj", bias=config.mlp_bias)
-        origins |= kind.linear(f"{ours}/mlp/wo", f"{theirs}.mlp.down_proj", bias=config.has_mlp_out_bias)
+    of_heads = ("query", "key") if config.qk_norm else ()
+    for index, name in itertools.product(range(config.num_layers), of_heads):
+        theirs = f"{prefix}layers.{index}.self_attn.{name[0]}_norm"
+        origins |= kind.norm(f"encoder/layers_{index}/attention/{name}_norm", theirs, bias=False, added=added)
     return origins
 
 

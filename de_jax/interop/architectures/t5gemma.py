@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import gemma3, kind, rotary
-from de_jax.interop.architectures.kind import Keys, Settings
+from de_jax.interop.architectures.kind import Keys, Setting, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 from de_jax.types import InputError
@@ -25,13 +25,13 @@ KEYS = Keys(
     fixed=kind.FIXED,
     refused=kind.REFUSED,
 )
-ENCODER_KEYS = Keys(
-    read=kind.READ
-    + """hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size max_position_embeddings
-rms_norm_eps attention_bias attention_dropout dropout_rate query_pre_attn_scalar attn_logit_softcapping sliding_window layer_types
-rope_(theta|scaling|parameters)""",
-    harmless=kind.HARMLESS + " final_logit_softcapping",
-    fixed={**kind.FIXED, "hidden_activation": ("gelu_pytorch_tanh",)},
+TABLE = gemma3.TABLE | {"max_positions": Setting("max_position_embeddings", 8192)}
+ENCODER_KEYS = kind.keys(
+    TABLE,
+    "dropout_rate query_pre_attn_scalar attn_logit_softcapping sliding_window layer_types rope_(theta|scaling|parameters)",
+    "final_logit_softcapping",
+    {},
+    **gemma3.FIXED,
 )
 
 
@@ -45,8 +45,7 @@ def config_of(settings: Settings) -> RotaryConfig:
     cap = told.values.get("attn_logit_softcapping", CAP)
     positions = rotary.rope(told, None, "rope_theta", BASE)
     return RotaryConfig(
-        **gemma3.fields(told) | dropout(settings),
-        max_positions=told.size("max_position_embeddings", 8192),
+        **gemma3.fields(told, TABLE) | dropout(settings),
         attention_cap=None if cap is None else told.positive("attn_logit_softcapping", CAP),
         global_every=every,
         first_global=first,
@@ -64,14 +63,8 @@ def dropout(settings: Settings) -> dict[str, Any]:
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     base = config.rope_base if rotary.GLOBAL in rotary.layer_types(config) else config.local_rope_base
-    encoder = {
-        "model_type": "t5_gemma_module",
-        **gemma3.values(config, pad_id),
-        "dropout_rate": config.dropout_rate,
-        "attn_logit_softcapping": config.attention_cap,
-        "sliding_window": config.window,
-        "rope_theta": base,
-    }
+    own: dict[str, Any] = {"attn_logit_softcapping": config.attention_cap, "sliding_window": config.window, "rope_theta": base}
+    encoder = gemma3.json_as(config, pad_id, "t5_gemma_module", dropout_rate=config.dropout_rate, **own)
     return {
         "model_type": "t5gemma",
         "architectures": ["T5GemmaEncoderModel"],

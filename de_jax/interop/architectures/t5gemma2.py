@@ -28,9 +28,9 @@ ENCODER_KEYS = Keys(
     harmless=kind.HARMLESS + " vision_config mm_tokens_per_image (boi|image)_token_index vocab_size dropout_rate attention_dropout",
     fixed={**kind.FIXED, "model_type": ("t5gemma2_encoder",)},
 )
-TEXT_KEYS = Keys(
-    read=gemma3.READ + " dropout_rate",
-    harmless=gemma3.KEYS.harmless,
+TEXT_KEYS = gemma3.KEYS._replace(
+    read=kind.keys(gemma3.TABLE, gemma3.READ + " dropout_rate").read,
+    refused={},
     fixed={
         **gemma3.KEYS.fixed,
         "model_type": ("t5gemma2_text",),
@@ -72,12 +72,9 @@ def _part(settings: Settings, name: str, values: Any, keys: Keys) -> Settings:
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    text = {
-        "model_type": "t5gemma2_text",
-        **gemma3.third_values(config, pad_id),
-        "dropout_rate": config.dropout_rate,
-        "sliding_window": sum(config.windows) + 1,
-    }
+    own: dict[str, Any] = {"dropout_rate": config.dropout_rate, "sliding_window": sum(config.windows) + 1}
+    rope = gemma3.third_rope(config)
+    text = gemma3.json_as(config, pad_id, "t5gemma2_text", rope_parameters=rope, **own)
     return {
         "model_type": "t5gemma2",
         "architectures": ["T5Gemma2Model"],

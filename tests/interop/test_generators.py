@@ -12,7 +12,7 @@ import transformers
 from pretrained_folders import SPECIALS, WORDS, write_tokenizer
 
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.interop import generators, huggingface_generator
+from de_jax.interop import generators
 from de_jax.interop.architectures.t5 import generator_origins
 from de_jax.interop.pretrained import assemble
 from de_jax.models.generator import Generator
@@ -76,7 +76,7 @@ def torch_outputs(model, docs, queries):
 
 def test_logits_and_loss_are_those_of_transformers(pair):
     folder, theirs = pair
-    model, params, _, _ = huggingface_generator.read(folder)
+    model, params, _, _ = generators.read_transformers(folder)
     docs, queries = random_tokens([40, 7, 20], 40, 0), random_tokens([12, 3, 7], 12, 1)
     expected = torch_outputs(theirs, docs, queries)
     mask = queries != 0
@@ -145,7 +145,7 @@ QUERY = "decoder.block.1.layer.1.EncDecAttention.q.weight"
 )
 def test_folder_that_does_not_fit_is_refused(pair, tmp_path, change, config, message):
     with pytest.raises(InputError, match=message):
-        huggingface_generator.read(rewritten(pair[0], tmp_path / "changed", change, **config))
+        generators.read_transformers(rewritten(pair[0], tmp_path / "changed", change, **config))
 
 
 def test_copies_that_older_folders_hold_are_left_out(pair, tmp_path):
@@ -155,13 +155,13 @@ def test_copies_that_older_folders_hold_are_left_out(pair, tmp_path):
         copies = {"encoder.embed_tokens.weight": table, "decoder.embed_tokens.weight": table, unused: np.ones((32, 4), np.float32)}
         return {"lm_head.weight": table, **copies, **weights}
 
-    expected = huggingface_generator.read(pair[0])
-    assert huggingface_generator.read(rewritten(pair[0], tmp_path / "older", older)).model == expected.model
+    expected = generators.read_transformers(pair[0])
+    assert generators.read_transformers(rewritten(pair[0], tmp_path / "older", older))[0] == expected[0]
 
 
 def test_a_folder_is_a_generator_with_its_own_vocabulary(pair, tmp_path):
     found = generators.read(pair[0])
-    assert found.model == huggingface_generator.read(pair[0]).model
+    assert found.model == generators.read_transformers(pair[0])[0]
     assert found.tokenizer.vocab_size == load_tokenizer(pair[0]).vocab_size
     bare = rewritten(pair[0], tmp_path / "bare")
     with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
