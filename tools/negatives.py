@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -175,11 +174,12 @@ def export_negatives(negatives_dir: Path, /, *, out: Path) -> dict[str, Any]:
     if out.exists():
         raise InputError(f"--out {out} is there already; choose another name, or remove it.")
     generation = generations.open_newest(negatives_dir)
-    with outputs.atomic_file(out) as temporary:
-        open_ = gzip.open if out.suffix == ".gz" else open
-        with open_(temporary, "wt", encoding="utf-8") as file:
-            for mined in generations.read_mined(generation):
-                file.write(json.dumps(mined._asdict(), ensure_ascii=False) + "\n")
+    with (
+        outputs.atomic_file(out) as temporary,
+        beir.deterministic_gzip(temporary) if out.suffix == ".gz" else open(temporary, "w", encoding="utf-8") as file,
+    ):
+        for mined in generations.read_mined(generation):
+            file.write(json.dumps(mined._asdict(), ensure_ascii=False) + "\n")
     return {"generation_dir": str(generation.folder), "num_pairs": generation.manifest["num_pairs"], "out": str(out)}
 
 

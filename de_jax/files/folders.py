@@ -324,7 +324,7 @@ def _is_fact(value: Any) -> bool:
 
 def _foreign(folder: Path, kind: str | None) -> str | None:
     """The first file of a folder that is not part of a former output of this kind; None where there is no such file."""
-    if not (there := sorted(path.name for path in folder.iterdir() if not outputs.is_leftover(path))):
+    if not (there := sorted(path.name for path in folder.iterdir() if not (outputs.is_leftover(path) or outputs.is_lock(path)))):
         return None
     with contextlib.suppress(InputError):  # a damaged description describes nothing
         if kind is not None and (record := read_checksums(folder)) and record.get("kind") == kind:

@@ -155,6 +155,11 @@ def is_leftover(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
+def is_lock(path: Path) -> bool:
+    """Whether a file is a lock of a folder beside it; a killed process leaves it, and the next one takes it."""
+    return re.fullmatch(r"\..+\.lock", path.name) is not None
+
+
 def remove_leftovers(folder: str | Path) -> None:
     """Removes what killed processes left in a folder; for its only writer."""
     folder = Path(folder)

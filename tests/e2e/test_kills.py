@@ -3,8 +3,11 @@
 Each attempt is a process of its own, started as the command is and killed as a whole; only Python's imports are shared, by a fork.
 """
 
+import csv
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,8 @@ import orbax.checkpoint as ocp
 import pytest
 from toy_run import ALL_DEVICES, arguments
 
+from de_jax import cli
+from de_jax.evaluation import metrics
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
 
@@ -25,9 +30,10 @@ RUNS_PER_KILL = 5
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(36000)]
 
 
-def killed(verb, argv, watch, num_kills, rng):
+def killed(verb, argv, watch, num_kills, rng, **more):
     """Runs the first list undisturbed and the others until they were killed often enough; how many came to their end."""
     job = {"verb": verb, "argv": argv, "watch": list(map(str, watch)), "kills": num_kills, "seed": rng.randrange(10**6)}
+    job |= {name: list(map(str, values)) for name, values in more.items()}
     done = subprocess.run(
         [sys.executable, str(KILLING)],
         input=json.dumps(job),
@@ -144,3 +150,85 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
         assert names(run_dir) == names(whole)
         for part in (whole / "negatives").glob("*/*.npy"):
             assert (run_dir / "negatives" / part.parent.name / part.name).read_bytes() == part.read_bytes()
+
+
+WRITERS = {
+    "import pairs": "{table} --tokenizer={spiece} --dev_fraction=0.1 --out_dir={out}",
+    "import openqa": "--passages={passages} --train={questions} --out_dir={out}",
+    "import negatives": "{mined} --dataset_dir={data} --negatives_dir={out}",
+    "import model": "--from={exported} --run_dir={out}",
+    "export model": "--run_dir={run} --format=sentence_transformers --out_dir={out}",
+    "export negatives": "{negatives} --out={out}",
+    "export index": "--run_dir={run} --dataset_dir={data} --to=parquet --out={out}",
+    "mine pairs": "--run_dir={run} --dataset_dir={data} --last_rank=20 --negatives_dir={out}",
+    "score pairs": "--model={run} --dataset_dir={data} --negatives_dir={negatives} --out_dir={out}",
+    "encode guide": "--model={run} --dataset_dir={data} --out_dir={out}",
+    "analyse data": "{table} --out_dir={out}",
+}
+"""Commands with an output, by their flags. Those that train or encode a corpus are killed above."""
+AT_ONCE = {"export negatives", "export model"}
+"""Commands whose output is whole once it is there, and refused then."""
+ELSEWHERE = {
+    *("train", "mine", "encode corpus"),
+    *("import task", "import pydocs", "doc2query generate", "doc2query import", "analyse run"),  # slow, or killed by no test
+}
+CLOCKS = re.compile(rb'"(?:seconds|[a-z_]+_seconds|created)": (?:\{[^}]*\}|[^,}\s]+)')
+"""Times in JSON."""
+
+
+def test_every_command_with_an_output_is_killed_or_named():
+    outputs = {"out_dir", "out", "negatives_dir"}
+    writing = {verb for verb in cli.VERBS if outputs & {flag.name for flag in cli.command_of(verb).flags}}
+    assert writing - {*WRITERS, *ELSEWHERE} == set()
+
+
+@pytest.fixture(scope="module")
+def inputs(finished_run, dataset_dir, tmp_path_factory):
+    """The inputs of the commands, by their names in `WRITERS`."""
+    folder = tmp_path_factory.mktemp("inputs")
+    pairs = [(f"{word} {number}", f"{word} of {number} and {number * 7}") for number in range(500) for word in ("river", "comet")]
+    with open(folder / "qa.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("query", "doc"), *pairs])
+    rows = [f"{number}\t{doc}\tabout\n" for number, (_, doc) in enumerate(pairs)]
+    (folder / "passages.tsv").write_text("".join(["id\ttext\ttitle\n", *rows]))
+    passages = [
+        {"question": query, "positive_ctxs": [{"passage_id": str(number), "text": "", "title": ""}]}
+        for number, (query, _) in enumerate(pairs)
+    ]
+    (folder / "questions.json").write_text(json.dumps([{"answers": ["river"], **one} for one in passages]))
+    run = {f"q{query}": {f"d{(query + step) % 96}": 1.0 / step for step in range(1, 20)} for query in range(80)}
+    metrics.write_trec_run(folder / "mined.trec", run)
+    negatives, exported = folder / "negatives", folder / "exported"
+    cli.call("import negatives", [str(folder / "mined.trec"), f"--dataset_dir={dataset_dir}", f"--negatives_dir={negatives}"])
+    cli.call("export model", [f"--run_dir={finished_run}", "--format=sentence_transformers", f"--out_dir={exported}"])
+    found = {"run": finished_run, "data": dataset_dir, "spiece": dataset_dir / "spiece.model", "negatives": negatives}
+    named = {"table": "qa.csv", "passages": "passages.tsv", "questions": "questions.json", "mined": "mined.trec"}
+    return found | {"exported": exported} | {name: folder / file for name, file in named.items()}
+
+
+def everything(folder):
+    """The bytes of all files of a folder by name, also of those whose names begin with a point.
+
+    Times are left out; of checkpoints, whose names and contents have times too, the parameters stand for all.
+    """
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {name: CLOCKS.sub(b"", path.read_bytes()) for name, path in files.items() if "/checkpoints/" not in name}
+    if checkpoints := list(folder.glob("*/checkpoints/*/params")):
+        restored = [ocp.PyTreeCheckpointer().restore(path) for path in checkpoints]
+        found["parameters"] = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(restored))
+    return found
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_command_killed_again_and_again_ends_byte_equal_and_leaves_nothing_beside(inputs, tmp_path, num_kills, rng, verb):
+    homes = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
+    for home in homes:
+        home.mkdir()
+    suffix = {"export negatives": ".jsonl.gz", "export index": ".parquet"}.get(verb, "")
+    outs = [home / f"made{suffix}" for home in homes]
+    argv = [shlex.split(WRITERS[verb].format(**inputs, out=out)) for out in outs]
+    finished = killed(verb, argv, [home / ".*" for home in homes], num_kills, rng, **({"made": outs} if verb in AT_ONCE else {}))
+    whole, *others = [everything(home) for home in homes[:finished]]
+    assert others
+    for other in others:
+        assert other == whole

@@ -266,3 +266,13 @@ def test_an_output_leaves_nothing_of_killed_processes_beside_it_and_all_of_live_
     with folders.atomic_dir(tmp_path / "store"), outputs.atomic_file(tmp_path / "report.json") as file:
         file.touch()
     assert {path.name for path in tmp_path.iterdir()} == {"store", "report.json"}
+
+
+def test_a_folder_with_the_locks_of_killed_processes_alone_is_taken(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in (".queries.lock", ".docs.0123abcd.tmp"):
+        (tmp_path / "out" / name).write_text("process 1 on a")
+    folders.require_replaceable(tmp_path / "out", None)
+    (tmp_path / "out" / "queries.lock").write_text("mine")
+    with pytest.raises(InputError, match=r"holds queries\.lock; choose a folder that is absent or empty"):
+        folders.require_replaceable(tmp_path / "out", None)

@@ -265,6 +265,7 @@ def write(
 
 @contextlib.contextmanager
 def deterministic_gzip(path: Path) -> Iterator[TextIO]:
+    """A new compressed text file whose bytes depend on the text alone."""
     # gzip.open would store the time and the temporary file's name.
     with (
         open(path, "wb") as file,
