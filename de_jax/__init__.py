@@ -8,6 +8,7 @@ train      trains a run from a `Recipe`, in a folder
 Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
 documents  makes pairs from documents alone
 losses     functions for `Recipe.loss`
+optim      optimizers and schedules for `Optimization`
 tune       searches the settings of a fine-tuning, and says whether the best is better than the start
 merge      the weighted mean of models
 register_encoder   makes an encoder of your own known
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "losses",
     "merge",
+    "optim",
     "register_encoder",
     "train",
     "tune",
@@ -43,7 +45,7 @@ _MODULES = {
 }
 
 if TYPE_CHECKING:
-    from de_jax import documents, losses
+    from de_jax import documents, losses, optim
     from de_jax.lightening import lighten
     from de_jax.model import load, merge
     from de_jax.models.dual_encoder import register_encoder
@@ -59,7 +61,7 @@ else:
 
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name in ("documents", "losses"):
+        if name in ("documents", "losses", "optim"):
             return import_module(f"{__name__}.{name}")  # which makes it an attribute of this package
         globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         return globals()[name]

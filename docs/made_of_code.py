@@ -48,6 +48,7 @@ ROOMS = {
     "losses": "Losses",
     "mine.py": "Hard negatives",
     "mining": "Hard negatives",
+    "optim.py": "Devices and training runs",
     "model.py": "Models in Python",
     "models": "Encoders and towers",
     "mteb.py": "Evaluation",

@@ -62,7 +62,6 @@ def test_settings_that_nothing_reads_are_refused(capsys):
         (["HardNegatives.miner=@Miner()"], r"its negatives have no folder; set PairsOptions\.negatives_dir"),
         ([*MINED, "Miner.num_neg_queries=2", "PairsOptions.max_passages=2"], "mined queries are for documents of one passage"),
         ([*MINED, "Miner.index='IVF'"], "FAISS cannot make an index 'IVF'"),
-        ([*MINED, "Miner.judgements='/absent/qrels.tsv'"], "/absent/qrels.tsv"),
         (["Recipe.alignment=@Alignment()"], r"the data have no queries for that; set PairsOptions\.num_for_both = 1000"),
         (["Recipe.alignment=@Alignment()", "Recipe.data=@stored_pairs"], r"set PairsOptions\.num_for_both = 1000"),
         (

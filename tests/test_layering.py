@@ -43,7 +43,9 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {  # of "de_jax": when they are used, see below
-    "de_jax": Rule(("documents", "lightening", "losses", "model", "models", "recipe", "scoring", "trainer", "trials", "tuning")),
+    "de_jax": Rule(
+        ("documents", "lightening", "losses", "model", "models", "optim", "recipe", "scoring", "trainer", "trials", "tuning")
+    ),
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -66,6 +68,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "settings", "data", "files"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
+    "de_jax.optim": Rule(("training",)),
     "de_jax.training.run.run_folder": TRAINING.allowing("safetensors"),
     "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
     "de_jax.training.mesh.plan": TRAINING.allowing("libtpu"),
