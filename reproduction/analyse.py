@@ -86,13 +86,13 @@ def analyse_negatives(
     seed: Seed = 0,
     out_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Compares kinds of negatives at one or more checkpoints of a run: gradients, loss, ranks and mining cost.
+    """Compares kinds of negatives at one or more checkpoints of a run: gradients, loss and ranks.
 
     python -m reproduction analyse negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
         --negatives bm25=runs/bm25/negatives/000001 ance=runs/ance/negatives --steps 0 500 1000
 
     Measures each kind on the same training pairs: loss, gradient norms before clipping, score margins, ranks, and overlap with the
-    model's top 100. Documents of other pairs (in_batch) and any documents (random) are always included. Pictures, analysis.json,
+    model's top 100. Documents of other pairs (in_batch) and any documents (random) are always included. Pictures, analysis.json and
     report.html go to --out_dir. Prints one JSON object.
 
     Args:
