@@ -33,7 +33,7 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
 $data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has
 each arm's scores by seed, their means, the last losses, the collapses that its logs show, and the `de-jax compare runs` of each
-comparison.
+comparison. <out_dir>/scores/<set>.npz has the measure of every arm by seed and query, to be kept beside results/.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from de_jax import command
 from de_jax.data.text import beir
+from de_jax.evaluation import metrics
+from de_jax.evaluation.report import kept_ranking
 from de_jax.files import outputs
 from de_jax.settings import Maybe, Mismatch, Record, list_of, map_of, some_text
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
@@ -278,7 +282,20 @@ class Experiment:
             line = ["de_jax", "compare", "runs", *flags, "--systems", *named]
             kept = f"compared/{cells[0].set}-{Path(dataset_dir).name}-{number}"
             compared.append(self._once(kept, lambda: self._command(line)))  # noqa: B023  # called at once
+        self._keep_scores(dataset_dir, cells, reports)
         return {"arms": arms, "compared": compared}
+
+    def _keep_scores(self, dataset_dir: str, cells: list[Cell], reports: Mapping[Cell, Mapping[str, Any]]) -> None:
+        """The measure by arm, float32 [seeds, queries], with the ids of the queries as `query_ids`."""
+        judged, measure = beir.read_qrels(beir.find_qrels(dataset_dir, "test")), self._design["measure"]
+        rows: dict[str, list[list[float]]] = {}
+        for cell in cells:
+            scored = metrics.scores_by_query(kept_ranking(Path(reports[cell]["evaluation_dir"])), judged, measure)
+            rows.setdefault(cell.arm, []).append(list(scored.values()))
+        name = f"{cells[0].set}-{Path(dataset_dir).name}.npz"
+        outputs.make_folder(self._out_dir / "scores")
+        with outputs.atomic_file(self._out_dir / "scores" / name) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, query_ids=np.array(list(scored)), **{arm: np.float32(one) for arm, one in rows.items()})
 
     def _train(self, cell: Cell) -> dict[str, Any]:
         for recipe, folder, settings in self.stages(cell):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pretrained_folders import write_encoder
 
@@ -64,6 +65,9 @@ def commands(tmp_path, monkeypatch):
         return {"systems": {}}
 
     monkeypatch.setattr(processes, "run", run)
+    monkeypatch.setattr(
+        run_design, "kept_ranking", lambda folder: {"q": {"e": 2.0, "d": 1.0} if "both" in str(folder) else {"d": 1.0}}
+    )
     for name in ("one", "two"):
         beir.write(tmp_path / "data" / name, [("d", "", "x")], [("q", "x")], {"test": {"q": {"d": 1}}})
     (tmp_path / "small.yaml").write_text(SMALL)
@@ -109,6 +113,8 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     compared = [line for line in commands if line[1:3] == ["compare", "runs"]]
     assert compared[1][3:6] == [f"--qrels={data / 'two' / 'qrels' / 'test.tsv'}", "--measure=RR@10", "--systems"]
     assert compared[1][6] == "plain=" + ",".join(f"{out / 'runs' / f'two-plain-0.001-{seed}'}/test" for seed in (0, 1))
+    with np.load(out / "scores" / "two-one.npz") as scores:
+        assert {name: scores[name].tolist() for name in scores} == {"query_ids": ["q"], "plain": [[1], [1]], "both": [[0.5], [0.5]]}
     done = len(commands)
     run(tmp_path)
     assert json.loads(capsys.readouterr().out) == report
