@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -122,7 +124,8 @@ def _opened(folder: Path) -> Any:
         # A sentencepiece file alone is the whole vocabulary, to which T5's class would add a hundred tokens.
         is_alone = not is_there(file) and not is_there(folder / TOKENIZER_JSON_FILE)
         own = {"extra_ids": 0} if is_alone else {}
-        opened = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **own)
+        with _without_marks(folder) as plain:
+            opened = AutoTokenizer.from_pretrained(str(plain), local_files_only=True, trust_remote_code=False, **own)
     if not hasattr(opened, "backend_tokenizer"):
         raise InputError(f"{folder}: {type(opened).__name__} has no tokenizer.json; its texts are cut by Python code of its own.")
     if opened.truncation_side != "right":
@@ -132,6 +135,22 @@ def _opened(folder: Path) -> Any:
             f"{file}: model_input_names is {opened.model_input_names!r}; without 'attention_mask' padding would count as text."
         )
     return opened
+
+
+@contextlib.contextmanager
+def _without_marks(folder: Path) -> Iterator[Path]:
+    """The folder, or a copy whose JSON has no byte order marks, which the readers here pass over and transformers refuses."""
+    marked = [path for path in folder.glob("*.json") if path.is_file() and read_bytes(path).startswith(reading.BOM)]
+    if not marked:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        for path in folder.iterdir():
+            if path in marked:
+                (Path(copy) / path.name).write_bytes(read_bytes(path).removeprefix(reading.BOM))
+            else:
+                (Path(copy) / path.name).symlink_to(path.resolve())
+        yield Path(copy)
 
 
 def _put_into_lower_case(backend: Any) -> None:
@@ -181,7 +200,7 @@ def _kept(file: Path, found: dict[str, Any]) -> JsonTokenizer:
     if is_there(file):
         import tokenizers
 
-        content = read_bytes(file)
+        content = read_bytes(file).removeprefix(reading.BOM)
         own = json.loads(tokenizers.Tokenizer.from_str(content.decode("utf-8")).to_str())
         if all(own[part] == found[part] for part in found if part not in _WITHOUT_EFFECT):
             with rust_errors_named(file):

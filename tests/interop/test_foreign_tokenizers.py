@@ -123,6 +123,17 @@ def test_a_tokenizer_json_by_itself_reads_special_tokens_in_texts_as_text(tmp_pa
         assert opened._tokenizer.token_to_id(special) not in {*found} - {unknown}, special
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_byte_order_mark_changes_nothing(tmp_path, name):
+    save(tmp_path, "Bert")
+    write(tmp_path / "config.json", {"model_type": "bert"})
+    before = foreign_tokenizers.read(tmp_path)
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
+    after = foreign_tokenizers.read(tmp_path)
+    assert after.max_length == before.max_length
+    assert [row.tolist() for row in after.tokenizer.encode(TEXTS)] == [row.tolist() for row in before.tokenizer.encode(TEXTS)]
+
+
 def test_a_file_that_says_the_same_is_kept_as_it_stands(tmp_path):
     save(tmp_path, "Bert")
     assert foreign_tokenizers.read(tmp_path).tokenizer.fingerprint == JsonTokenizer(tmp_path / "tokenizer.json").fingerprint
