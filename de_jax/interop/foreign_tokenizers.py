@@ -174,7 +174,8 @@ def _roles(opened: Any, found: Mapping[str, Any]) -> set[str]:
 def _around(opened: Any) -> list[tuple[str, int]]:
     backend = opened.backend_tokenizer
     backend.no_padding()
-    empty = backend.encode("")
+    with rust_errors_named(Path(opened.name_or_path) / TOKENIZER_JSON_FILE):
+        empty = backend.encode("")
     return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))
 
 

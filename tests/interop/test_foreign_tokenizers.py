@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -132,6 +133,24 @@ def test_a_byte_order_mark_changes_nothing(tmp_path, name):
     after = foreign_tokenizers.read(tmp_path)
     assert after.max_length == before.max_length
     assert [row.tolist() for row in after.tokenizer.encode(TEXTS)] == [row.tolist() for row in before.tokenizer.encode(TEXTS)]
+
+
+def test_a_panic_of_the_rust_library_is_a_sentence(tmp_path):
+    """As of a damaged file whose post-processor names no token; a panic is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    class Backend:
+        def no_padding(self):
+            pass
+
+        def encode(self, text):
+            raise Panic("no entry found for key")
+
+    opened = SimpleNamespace(backend_tokenizer=Backend(), name_or_path=str(tmp_path))
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json \(no entry found for key\)"):
+        foreign_tokenizers._around(opened)
 
 
 def test_a_file_that_says_the_same_is_kept_as_it_stands(tmp_path):
