@@ -38,8 +38,8 @@ differences of nDCG@10.
   Several designs share a test set.
 - *p* comes from a paired permutation test over the test queries, with the seeds averaged: it says whether the difference holds for
   other queries, not for other seeds. Holm's correction is applied where a design compares several arms.
-- *With seeds* counts seeds as a sample too: the mean effect, its interval of 95 %, and how many changes with p < .05 over queries
-  keep it. [Seeds and queries](seeds.md) says how these are made.
+- *With seeds* counts seeds as a sample too: the mean effect, its interval of 95 %, and how many of the changes with p < .05 over
+  queries, up or down, have it with seeds too. [Seeds and queries](seeds.md) says how these are made.
 - *SDE*: one tower embeds queries and documents. *ADE*: two towers share nothing. *ADE-SPL*: two towers share their projection.
 - *The batch's documents*: each query's negatives are the other documents of its batch (in-batch negatives).
 
@@ -54,7 +54,7 @@ fresh clone."""
 
 SEEDS = """# Seeds and queries
 
-A p-value over queries asks whether a difference holds for other queries of the same trained models. Who trains again has other
+A p-value over queries asks whether a difference holds for other queries of the same trained models. Training again draws other
 seeds. The intervals below count both. They are computed from the records: the queries' variance from the recorded p, the seeds'
 from both arms' deviations, as if the arms' seeds had nothing in common. Each is more likely too large than too small, so "not
 shown" means that these records cannot show it. For runs with scores at hand, `de-jax compare runs` computes the exact test (two
@@ -155,9 +155,10 @@ def _with_seeds(claim: Claim, themes: Mapping[str, Theme]) -> str:
     if not effects:
         return "not computed"
     mean, told = pooled(effects), [one for one in effects if one.p_queries < LEVEL]
-    kept = sum(one.p < LEVEL for one in told)
+    gains, losses = (sum(one.p < LEVEL and sign * one.difference > 0 for one in told) for sign in (1, -1))
     sets = f"{mean.num_sets} set{'s' if mean.num_sets > 1 else ''}"
-    return f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], {sets}; {kept} of {len(told)} keep p < .05"
+    kept = f"of {len(told)} with p < .05 over queries, {gains} up and {losses} down keep it"
+    return f"{mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}], {sets}; {kept}"
 
 
 def _forest(paper: Paper, themes: Mapping[str, Theme]) -> list[tuple[str, float, float, float, bool]]:
@@ -177,17 +178,16 @@ def _forest_file(paper: Paper) -> str:
 def _seeds_page(themes: Mapping[str, Theme]) -> str:
     every = [one for name, entry in entries_of(themes).items() for one in effects_of(name, entry, ROOT)]
     told = [one for one in every if one.p_queries < LEVEL]
-    lost = sum(one.p >= LEVEL for one in told)
+    num_lost = sum(one.p >= LEVEL for one in told)
     lines = [_RENDERED.format("results/"), SEEDS]
-    lines.append(
-        f"Of {len(every)} recorded changes {len(told)} have p < .05 over queries. **{lost} of these are not shown with seeds.**"
-    )
+    lost = f"**{num_lost} of these are not shown with seeds.**"
+    lines.append(f"Of {len(every)} recorded changes whose variance their p tells, {len(told)} have p < .05 over queries. {lost}")
     for paper in _papers(themes):
         claims = [(number, claim) for number, claim in enumerate(paper.claims, start=1) if claim.effects]
         if claims:
             lines += [f"## {paper.name}", f"![Effects of {paper.name} with their intervals](../images/{_forest_file(paper)})"]
             rows = [[str(number), claim.says, claim.here, _with_seeds(claim, themes)] for number, claim in claims]
-            lines.append(_table([["", "claim", "here", "mean effect [95 %], sets; changes with p < .05 over queries"], *rows]))
+            lines.append(_table([["", "claim", "here", "mean effect [95 %], sets; changes that keep p < .05 with seeds"], *rows]))
     lines += [
         "## All changes",
         _table([["entry", "change", "set", "effect [95 %]", "p over queries", "p with seeds"], *_rows(every)]),

@@ -286,16 +286,20 @@ class Experiment:
         return {"arms": arms, "compared": compared}
 
     def _keep_scores(self, dataset_dir: str, cells: list[Cell], reports: Mapping[Cell, Mapping[str, Any]]) -> None:
-        """The measure by arm, float32 [seeds, queries], with the ids of the queries as `query_ids`."""
+        """The measure by arm, float32 [seeds, queries], with the ids of the queries as `query_ids`; kept once, as all results."""
+        kept = self._out_dir / "scores" / f"{cells[0].set}-{Path(dataset_dir).name}.npz"
+        if kept.is_file():
+            return
         judged, measure = beir.read_qrels(beir.find_qrels(dataset_dir, "test")), self._design["measure"]
-        rows: dict[str, list[list[float]]] = {}
+        scores: dict[str, list[Mapping[str, float]]] = {}
         for cell in cells:
-            scored = metrics.scores_by_query(kept_ranking(Path(reports[cell]["evaluation_dir"])), judged, measure)
-            rows.setdefault(cell.arm, []).append(list(scored.values()))
-        name = f"{cells[0].set}-{Path(dataset_dir).name}.npz"
-        outputs.make_folder(self._out_dir / "scores")
-        with outputs.atomic_file(self._out_dir / "scores" / name) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, query_ids=np.array(list(scored)), **{arm: np.float32(one) for arm, one in rows.items()})
+            ranking = kept_ranking(reports[cell]["evaluation_dir"])
+            scores.setdefault(cell.arm, []).append(metrics.scores_by_query(ranking, judged, measure))
+        query_ids = list(scores[cells[0].arm][0])
+        rows = {arm: np.float32([[one[query] for query in query_ids] for one in seeds]) for arm, seeds in scores.items()}
+        outputs.make_folder(kept.parent)
+        with outputs.atomic_file(kept) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, query_ids=np.array(query_ids), **rows)
 
     def _train(self, cell: Cell) -> dict[str, Any]:
         for recipe, folder, settings in self.stages(cell):

@@ -21,7 +21,7 @@ RunCommand = Callable[[Sequence[str]], dict[str, Any]]
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs `de-jax` with these arguments to its end; the command line and its progress go to stderr. Nothing is downloaded.
+    """Runs a command with these arguments to its end; the command line and its progress go to stderr. Nothing is downloaded.
 
     Returns:
         The JSON object that the command prints.
@@ -30,9 +30,11 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         InputError: the command failed; its own message is on stderr.
         SystemExit: the command was told to stop, and has saved its work.
     """
-    print(shlex.join(["de-jax", *arguments]), file=sys.stderr, flush=True)
-    package = "reproduction" if " ".join(arguments[:2]) in VERBS else "de_jax"
-    out = _finished([sys.executable, "-m", package, *arguments], f"de-jax {arguments[0]}")
+    own = " ".join(arguments[:2]) in VERBS
+    program = ["python", "-m", "reproduction"] if own else ["de-jax"]
+    print(shlex.join([*program, *arguments]), file=sys.stderr, flush=True)
+    name = f"{' '.join(program)} {arguments[0]}"
+    out = _finished([sys.executable, "-m", "reproduction" if own else "de_jax", *arguments], name)
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 

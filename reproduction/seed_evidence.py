@@ -8,6 +8,7 @@ intervals err on the wide side. `significance.over_seeds` needs the scores thems
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,6 @@ class Effect(NamedTuple):
 
     entry: str
     arm: str  # of the design
-    row: str  # of the table
-    column: str
     data: str  # the set that was scored, as the design's report names it
     baseline: str  # its arm
     difference: float
@@ -63,7 +62,6 @@ class Pooled(NamedTuple):
     low: float  # of the interval of 95 %
     high: float
     num_sets: int
-    num_effects: int
 
 
 def effects_of(name: str, entry: Entry, root: Path) -> list[Effect]:
@@ -83,19 +81,20 @@ def effects_of(name: str, entry: Entry, root: Path) -> list[Effect]:
                 baseline = _comparisons(root, design)[int(number)]["beside"]
                 deviations = [cells.get((design, *place, which), (0.0, None))[1] for which in (arm, baseline)]
                 if None not in deviations:
-                    found.append((row, column, str(arm), baseline, str(place[-1]), *table.change(row, column), deviations))
+                    found.append((str(arm), baseline, str(place[-1]), *table.change(row, column), deviations))
     errors: dict[str, float] = {}  # the largest over queries of each set: a p near 1 tells none
     for *_, data, change, p, _ in found:
         if p <= _TELLING:
             errors[data] = max(errors.get(data, 0.0), _of_queries(change, p))
     effects = []
-    for row, column, arm, baseline, data, change, p, deviations in found:
+    for arm, baseline, data, change, p, deviations in found:
         if p <= _TELLING or data in errors:
             of_queries = _of_queries(change, p) if p <= _TELLING else errors[data]
             of_seeds = [deviation**2 / len(entry.seeds) for deviation in deviations if deviation is not None]
             error = math.sqrt(of_queries**2 + sum(of_seeds))
-            freedom = error**4 / (sum(one**2 for one in of_seeds) / (len(entry.seeds) - 1))  # Welch and Satterthwaite
-            effects.append(Effect(name, arm, row, column, data, baseline, change, error, freedom, p))
+            spread = sum(one**2 for one in of_seeds) / (len(entry.seeds) - 1)
+            freedom = error**4 / spread if spread else math.inf  # Welch and Satterthwaite
+            effects.append(Effect(name, arm, data, baseline, change, error, freedom, p))
     return effects
 
 
@@ -111,7 +110,7 @@ def pooled(effects: Sequence[Effect]) -> Pooled:
     as if they were fully dependent. A single set has the interval of its mean.
 
     Example:
-        >>> two = [Effect("", "", "", "", name, "", change, 0.01, 8.0, 0.1) for name, change in (("a", 0.02), ("b", 0.04))]
+        >>> two = [Effect("", "", name, "", change, 0.01, 8.0, 0.1) for name, change in (("a", 0.02), ("b", 0.04))]
         >>> round(pooled(two).difference, 3)
         0.03
     """
@@ -123,7 +122,7 @@ def pooled(effects: Sequence[Effect]) -> Pooled:
     freedom, num_sets = min(one.freedom for one in effects), len(sets)
     if num_sets == 1:
         half = _quantile(freedom) * math.sqrt(variances[0])
-        return Pooled(float(values[0]), float(values[0] - half), float(values[0] + half), 1, len(effects))
+        return Pooled(float(values[0]), float(values[0] - half), float(values[0] + half), 1)
     weights = 1 / variances
     mean = np.sum(weights * values) / np.sum(weights)
     excess = np.sum(weights * (values - mean) ** 2) - (num_sets - 1)
@@ -132,7 +131,7 @@ def pooled(effects: Sequence[Effect]) -> Pooled:
     mean = float(np.sum(weights * values) / np.sum(weights))
     scale = max(1.0, float(np.sum(weights * (values - mean) ** 2)) / (num_sets - 1))  # never narrower than without it
     half = _quantile(num_sets - 1) * math.sqrt(scale / float(np.sum(weights)))
-    return Pooled(mean, mean - half, mean + half, num_sets, len(effects))
+    return Pooled(mean, mean - half, mean + half, num_sets)
 
 
 def _quantile(freedom: float) -> float:
@@ -148,6 +147,7 @@ def _means(table: Table) -> Iterator[tuple[tuple[Any, ...], tuple[float, float |
                 yield (str(line.get("design", "")), *keys[:at], keys[at + 1]), expected(table.cell(row, column))
 
 
+@functools.cache
 def _comparisons(root: Path, design: str) -> list[dict[str, Any]]:
     path = root / "experiments" / design
     return read_yaml(path, dict).get("compare", []) if design and path.is_file() else []

@@ -89,7 +89,7 @@ def _train(texts_file: Path, kind: str, folder: Path, *, vocab_size: int, wordpi
         raise InputError(f"{folder} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
     read = beir.iter_docs if kind == "docs" else beir.iter_queries
     texts = (one for _, one in read(texts_file, skip_empty=skip_empty))
-    # The record comes first: a vocabulary without one is taken for somebody else's.
+    # The record comes first: a vocabulary without one counts as another one.
     outputs.write_json(record, wanted)
     if wordpiece:
         vocabulary_training.train_wordpiece(texts, model_file, vocab_size=vocab_size)

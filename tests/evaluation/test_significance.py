@@ -138,6 +138,14 @@ def test_over_seeds_one_in_twenty_is_a_false_alarm_whatever_seeds_add(shape, of_
     assert 0.02 < alarms / num_trials < 0.08
 
 
+def test_a_test_over_queries_alone_takes_seeds_for_a_difference():
+    """Three seeds that differ more than queries do, as some recorded runs: most trials without a difference are significant."""
+    rng = np.random.default_rng(0)
+    trials = [rng.normal(0, 0.01, (3, 1)) + rng.normal(0, 0.02, (1, 1000)) + rng.normal(0, 0.05, (3, 1000)) for _ in range(300)]
+    assert np.mean([significance.paired_t_test(one.mean(axis=0)) < 0.05 for one in trials]) > 0.6
+    assert np.mean([significance.over_seeds(one).p < 0.05 for one in trials]) < 0.1
+
+
 def test_over_seeds_a_difference_of_every_seed_and_query_is_found_and_one_of_two_seeds_is_not():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.05, (5, 300))

@@ -47,7 +47,7 @@ def test_a_record_gives_an_interval_that_is_near_the_one_of_the_scores():
 
 
 def effect(data, difference, error):
-    return Effect("", "", "", "", data, "", difference, error, 8.0, 0.01)
+    return Effect("", "", data, "", difference, error, 8.0, 0.01)
 
 
 def test_effects_on_one_set_count_once_and_sets_that_disagree_widen_the_mean():

@@ -78,7 +78,7 @@ def test_a_folder_is_scored_by_its_answers(files, trained, tmp_path, capsys):
         ("test.qa.csv", "who\t['a']\nwhere is it\n", r"test\.qa\.csv, line 2: not a question, a tab and a list of answers"),
         ("test.qa.csv", "who\t[]\n", r"line 1: not a question"),
         ("test.qa.csv", "who\t__import__('os').getcwd()\n", r"line 1: not a question"),
-        ("train.json", json.dumps([question("who", "7")]), r"psgs\.tsv\.gz has not got 1 of the positive passages \(7\)"),
+        ("train.json", json.dumps([question("who", "7")]), r"psgs\.tsv\.gz lacks 1 of the positive passages \(7\)"),
         ("train.json", json.dumps([question("who", "")]), r"question 1: a positive passage has neither passage_id nor psg_id"),
         ("train.json", json.dumps([question("who")]), r"train\.json: no question of train has a positive passage"),
         ("train.json", json.dumps([question(" ", "1")]), r"question 1: the question is empty"),

@@ -149,7 +149,7 @@ def write_beir(
         beir.write(folder, docs(), itertools.chain(texts, ((query_id, text) for query_id, text, _ in tests)), qrels)
         if missing:
             raise InputError(
-                f"{passages} has not got {len(missing)} of the positive passages ({examples(sorted(missing))}); give the passages "
+                f"{passages} lacks {len(missing)} of the positive passages ({examples(sorted(missing))}); give the passages "
                 "that the questions were made with."
             )
         if tests:

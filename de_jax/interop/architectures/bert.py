@@ -10,12 +10,8 @@ from de_jax.interop.architectures.kind import Kind, Setting, Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 
-SIZES = {
-    "vocab_size": Setting("vocab_size"),
-    "model_dim": Setting("hidden_size"),
+SIZES = kind.SIZES | {
     "num_layers": Setting("num_hidden_layers", options={"at_least": 0}),
-    "num_heads": Setting("num_attention_heads"),
-    "mlp_dim": Setting("intermediate_size"),
     "max_positions": Setting("max_position_embeddings"),
     "norm_epsilon": Setting("layer_norm_eps", 1e-12, "epsilon"),
     "dropout_rate": Setting("hidden_dropout_prob", 0.1, "share"),

@@ -157,6 +157,16 @@ class Setting(NamedTuple):
         return getattr(settings, self.method)(self.name, self.default, **self.options)
 
 
+SIZES = {
+    "vocab_size": Setting("vocab_size"),
+    "model_dim": Setting("hidden_size"),
+    "num_layers": Setting("num_hidden_layers"),
+    "num_heads": Setting("num_attention_heads"),
+    "mlp_dim": Setting("intermediate_size"),
+}
+"""By BERT's names, which most kinds took over."""
+
+
 def written(
     config: EncoderConfig, pad_id: int, table: Mapping[str, Setting], model_type: str, model: str | None = None, **own: Any
 ) -> dict[str, Any]:

@@ -12,12 +12,7 @@ from de_jax.types import InputError
 
 GLOBAL_EVERY = 3
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
-TABLE = {
-    "vocab_size": Setting("vocab_size"),
-    "model_dim": Setting("hidden_size"),
-    "num_layers": Setting("num_hidden_layers"),
-    "num_heads": Setting("num_attention_heads"),
-    "mlp_dim": Setting("intermediate_size"),
+TABLE = kind.SIZES | {
     "max_positions": Setting("max_position_embeddings", 8192),
     "norm_bias": Setting("norm_bias", False, "flag"),
     "norm_epsilon": Setting("norm_eps", 1e-5, "epsilon"),

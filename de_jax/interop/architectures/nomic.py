@@ -11,12 +11,7 @@ from de_jax.models.rotary import RotaryConfig
 from de_jax.types import InputError
 
 OLD_NAME = "n_embd"
-TABLE = {
-    "vocab_size": Setting("vocab_size"),
-    "model_dim": Setting("hidden_size"),
-    "num_layers": Setting("num_hidden_layers"),
-    "num_heads": Setting("num_attention_heads"),
-    "mlp_dim": Setting("intermediate_size"),
+TABLE = kind.SIZES | {
     "max_positions": Setting("max_position_embeddings", 2048),
     "num_token_types": Setting("type_vocab_size", 2, options={"at_least": 0}),
     "norm_epsilon": Setting("layer_norm_eps", 1e-12, "epsilon"),
