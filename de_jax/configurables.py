@@ -31,6 +31,7 @@ from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
@@ -44,7 +45,7 @@ from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 MODELS = (
-    *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
+    *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, StaticConfig, Lora),
     *(
         pretrained_tower,
         pretrained_sharing,

@@ -25,13 +25,9 @@ def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
 def through_layers(
     encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any, of_layer: Any = None
 ) -> Float[Array, "b L E"]:
-    """`x` after all of `encoder.layers`.
+    """`x` after all of `encoder.layers`, which `make_layers` made.
 
-    Args:
-        encoder: a module with its `config`, and `layers` by `make_layers`.
-        x, segments, deterministic: as of an encoder.
-        context: further arguments of every layer.
-        of_layer: a tree of arrays [layers, ...]; each layer gets its own entries as the last argument; or None.
+    `context` are further arguments of every layer; of `of_layer`, a tree of arrays [layers, ...], each gets its own entries last.
     """
     own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731
     if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:

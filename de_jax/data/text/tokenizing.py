@@ -210,6 +210,11 @@ class PromptedTokenizer:
         self.prefix_ids, self.suffix_ids = tokenizer.prefix_ids, tokenizer.suffix_ids
         self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {prompt}".encode()).hexdigest()
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt, with those before each text."""
+        return len(self.prefix_ids) + len(self.tokenizer.encode([self.prompt])[0])
+
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return self.tokenizer.encode([text if isinstance(text, Prompted) else self.prompt + text for text in texts])
 
