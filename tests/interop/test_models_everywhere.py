@@ -134,6 +134,7 @@ def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
             np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.soak
 def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_read_otherwise_today(made, tmp_path):
     source = shutil.copytree(made[0]["sentence-transformers"], tmp_path / "model")
     settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Logging.save_every_steps": 1}

@@ -165,6 +165,7 @@ class TestGPU:
             assert len({device.process_index for device in topology.devices}) == num_hosts
             assert name[:4].upper() in topology.devices[0].device_kind
 
+    @pytest.mark.soak
     def test_step_compiles_with_the_memory_flops_and_collectives_that_it_has_elsewhere(self):
         settings = ("make_mesh.fsdp=4", "T5Config.remat='full'", "T5Config.attention='plain'")
         found = planned("h100:8", *settings, effort=-1.0)
