@@ -240,6 +240,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.soak
 def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(cli.call, "train", arguments(dataset_dir, tmp_path)).result()
