@@ -74,7 +74,7 @@ def compared(config, precision="float32", lengths=((1,), (600, 1, 37), (2, 13, 5
     return worst
 
 
-@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert", "many_buckets", "t5gemma", "nomic"))
+@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert"))
 def test_every_kind_is_equal_in_batches_of_mixed_lengths(kind):
     assert compared(TowerConfig(ENCODERS[kind], projection_dim=12)) < 1e-5
 
