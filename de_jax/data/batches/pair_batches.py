@@ -186,6 +186,7 @@ class PairBatches:
         pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
+        epoch_steps: batches in an epoch; None if the batches hold pairs of other sources too.
     """
 
     def __init__(
@@ -216,10 +217,11 @@ class PairBatches:
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
-        self._plan, self._positives = None, None
+        self._plan, self._positives, self.epoch_steps = None, None, None
         if not share.is_joined:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            self.epoch_steps = self._plan.num_batches
             if self._plan.num_left_out >= 0.01 * len(by_text):
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(
