@@ -71,7 +71,7 @@ class Hit(NamedTuple):
     score: float
     title: str
     text: str  # begins with the title
-    url: str  # as the corpus says, or ""
+    url: str  # from the corpus, or ""
     ranks: Mapping[str, int]  # in a fusion, the document's rank in the other systems that hold it
     marks: Sequence[Mark] = ()
 

@@ -108,7 +108,7 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     for number, query_id in enumerate(ids):
         run[str(number)] = {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
         grades = judged[query_id]
-        if not any(grade > 0 for grade in grades.values()):  # then no measure tells -2 from -1, and trec_eval crashes at it
+        if not any(grade > 0 for grade in grades.values()):  # then -2 counts as -1 in every measure, and trec_eval crashes at it
             grades = {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
         of_numbers[str(number)] = grades
     try:

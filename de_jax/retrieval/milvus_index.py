@@ -35,7 +35,7 @@ MAX_TEXT_BYTES = 65535
 RESULT_ENTRIES = 2**20
 """Results fetched at a time."""
 _NOT_OPENED = "Open local milvus failed"
-"""pymilvus says no more of a file that another process has open."""
+"""All that pymilvus reports of a file that another process has open."""
 TIMEOUT = 30.0  # seconds, of a connection
 
 

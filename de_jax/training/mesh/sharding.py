@@ -1,4 +1,4 @@
-"""The mesh, and how a batch lies on it; `sharding_rules` says how a state does."""
+"""The mesh, and how a batch lies on it; `sharding_rules` lays out a state."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Session:
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
-        """Trains to the last update, or until a hook says stop; see `fit.fit`.
+        """Trains to the last update, or until a hook stops it; see `fit.fit`.
 
         Raises:
             KeyboardInterrupt: at Ctrl-C, after the state was saved.
@@ -198,7 +198,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
-    """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says.
+    """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`.
 
     Only parameters that `start_from` leaves as shapes are drawn: to compile unneeded random numbers took seconds.
     """
