@@ -297,7 +297,7 @@ def _dispatched(
 
 
 def _tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
-    """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
+    """Warns about texts that are longer than the model reads, if they are one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
     if np.mean(lengths > max_length) >= 0.01:
         input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)

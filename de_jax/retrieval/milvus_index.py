@@ -1,7 +1,7 @@
 """Search with Milvus, embedded (Milvus Lite) or on servers: a collection of a corpus, behind the protocol of `ExactIndex`.
 
 A collection has a row for each embedding: `row`, its place in the corpus and the primary key; `id` and `text` of the document; and
-`embedding`, searched by inner product. Its name tells the model and the texts from all others, see `name_of`.
+`embedding`, searched by inner product. Its name identifies the model and the texts, see `name_of`.
 """
 
 from __future__ import annotations

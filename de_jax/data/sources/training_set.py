@@ -318,7 +318,7 @@ def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], opti
 
 
 def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
-    """Says how many of the texts are longer than a batch holds of them."""
+    """Warns about texts that are longer than a batch holds of them."""
     docs = pairs.doc_store
     specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
     of_docs = ("max_doc_length", most)

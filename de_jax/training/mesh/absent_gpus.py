@@ -1,6 +1,6 @@
 """Described GPUs to compile for: JAX's CUDA plugin compiles without a GPU, its driver or CUDA's libraries.
 
-XLA then knows a GPU by a description. Nothing is tuned on a device.
+XLA then has a description of a GPU. Nothing is tuned on a device.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
 
 @contextlib.contextmanager
 def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any) -> Iterator[None]:
-    """Says which step and which pairs gave no finite number, or what to change where memory is short."""
+    """Names the step and the pairs without a finite number, or the settings to change if memory is short."""
     explanation, mesh = training.explanation, training.mesh
     try:
         yield
