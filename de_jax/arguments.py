@@ -308,7 +308,7 @@ class Shards:
         """The part of the work that --shard or --distributed names; None for all of it.
 
         Raises:
-            InputError: not such a part, no cluster that says so, or a process that cannot compute by itself.
+            InputError: not such a part, no cluster that sets it, or a process that cannot compute by itself.
         """
         if not self.shard and not self.distributed:
             return None
@@ -399,7 +399,7 @@ def open_model(source: str, step: str | None = None, dtype: str | None = None) -
 
 
 def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
-    """The precision of encoding, float32 in onnxruntime; says on stderr what "auto" chose."""
+    """The precision of encoding, float32 in onnxruntime; prints on stderr what "auto" chose."""
     if backend.startswith("onnx"):
         return "float32"
     if dtype != "auto":

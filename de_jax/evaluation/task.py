@@ -34,7 +34,7 @@ FORMAT = f"de_jax {KIND} 6"
 
 
 class Task(NamedTuple):
-    """Documents, queries, and what says which documents are relevant: judgements, or strings that answer the queries."""
+    """Documents, queries, and which documents are relevant: judgements, or strings that answer the queries."""
 
     name: str
     corpus: Path

@@ -101,7 +101,7 @@ class EmbeddingWriter:
             EMBEDDINGS.require_same(out_dir, progress, self._plan)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
-                raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
+                raise InputError(f"{self._array} is shorter than {self._progress} has it; delete {out_dir} and encode again.")
         else:
             folders.require_replaceable(out_dir, None)
 

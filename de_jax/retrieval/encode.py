@@ -1,4 +1,4 @@
-"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` says in which shapes."""
+"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` chooses the shapes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def encode_to_dir(
 
     Args:
         out_dir: a folder that is absent, empty, begun or completed by the same call.
-        model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
+        model_hash: identifies this tower, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
@@ -162,7 +162,7 @@ def encode_to_dir(
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
             is_new, is_known = (there < 0) & (firsts[rows] == rows), there >= 0
             if not is_new.any() and not known and not writer.num_done:
-                is_new[0] = True  # says how many dimensions there are
+                is_new[0] = True  # gives the number of dimensions
             if is_new.any():
                 encoded = _encoded(encode_fn, store, rows[is_new], max_length, tokens_per_batch, length_multiple, progress)
             else:
@@ -297,7 +297,7 @@ def _dispatched(
 
 
 def _tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
-    """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
+    """Warns about texts that are longer than the model reads, if they are one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
     if np.mean(lengths > max_length) >= 0.01:
         input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)

@@ -54,7 +54,7 @@ def seqio_pairs(
         dev_task: scores checkpoints by its split `options.dev_split`; by default `task`.
         use_cached: read what `seqio_cache_tasks` wrote.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
-        task_cache_dirs: where to look for that, beside the folders that seqio knows.
+        task_cache_dirs: where to look for that, beside seqio's own folders.
         window: read the task as a stream, and shuffle so many pairs together (`window_batches`); 0 reads all of it first.
         options, share: of `pair_store.stored_pairs`; folders of pairs are kept in `options.cache_dir`.
 

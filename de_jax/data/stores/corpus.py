@@ -281,7 +281,7 @@ def cached_token_store(
     def build(folder: Path) -> TokenStore:
         try:
             return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
-        except InputError as error:  # of ids and tokens: the store knows no file
+        except InputError as error:  # of ids and tokens: the store has no file
             raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
     store = folders.build_once(store_dir, open_token_store, build)
