@@ -11,6 +11,7 @@ from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
+from de_jax.types import FieldName
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -25,6 +26,8 @@ class PairsOptions:
         doc_tokenizer: the document tower's, where it differs.
         query_prompt, doc_prompt: text before every query or document, for example "query: ". None keeps the tokenizer's own prompt,
             and "" is for no prompt.
+        doc_fields: fields of documents that are separated by the tokenizer's own token, such as ("title", "text") for
+            `[CLS] title [SEP] text [SEP]`; also "url". None keeps the tokenizer's own, and () joins title and text by a blank.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
@@ -70,6 +73,7 @@ class PairsOptions:
     doc_tokenizer: TokenizerSource | None = None
     query_prompt: str | None = None
     doc_prompt: str | None = None
+    doc_fields: tuple[FieldName, ...] | None = None
     batch_size: PositiveInt = 512
     max_query_length: PositiveInt = 64
     max_doc_length: PositiveInt = 256
