@@ -48,7 +48,7 @@ MEANINGS = {
     "model": "a run, a folder with a model, or a hub name",
     "step": "checkpoint of a run: a step, or best; default the newest",
     "tokenizer": "a spiece.model or tokenizer.json, or a folder with either",
-    "texts_per_shard": "texts encoded at a time; a stopped command continues after them",
+    "texts_per_shard": "texts laid out together; a shard has a multiple of them",
     "memory_fraction": "share of the GPU's memory for this process, if several use it",
     "cache_dir": "folder of tokenized texts; default $DE_JAX_CACHE",
     "dtype": (
@@ -191,14 +191,12 @@ class Expand:
     max_generated_length: PositiveInt = 32
 
     def expanded(self) -> Expansion | None:
-        """The expansion, or None. Raises InputError: no such expansion."""
+        """The expansion, or None."""
         if not self.expansion:
             return None
         from de_jax.retrieval.expanded_search import Expansion
 
-        found = Expansion(self.expansion, self.num_generated, self.expand_as, self.max_generated_length)
-        found.check()
-        return found
+        return Expansion(self.expansion, self.num_generated, self.expand_as, self.max_generated_length)
 
 
 @rules(beside={"no_bm25": ("k1", "b"), "expansion": ("passage_length",)}, without={"passage_length": ("passage_stride",)})

@@ -42,8 +42,8 @@ class PairsOptions:
             scores and of mined negatives, as in BEIR's scores.
         seed: of the shuffling; None follows the run's, `Initialization.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
-        mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
-            mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
+        mask_positives: losses with `mask_duplicates` also mask documents that any training pair calls relevant to the query, in the
+            batch, mined or from a cache. Streams, which do not know all pairs, mask the pairs of equal queries or documents alone.
         pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
@@ -85,7 +85,7 @@ class PairsOptions:
     keep_identical_ids: bool = False
     seed: Seed | None = None
     unique_in_batch: bool = True
-    mask_positives: bool = False
+    mask_positives: bool = True
     pack: bool = True
     length_multiple: PositiveInt = 32
     negatives_dir: LocalPath = ""
