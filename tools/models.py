@@ -113,7 +113,7 @@ def export_model(
         out_dir: a new folder; its name is the model's name in the card.
         license: licence identifier of the Hugging Face hub, such as apache-2.0.
         base_model: hub name of the original model; default from the run.
-        dataset_dir: a BEIR folder; the card says what int8 loses on its test queries, and what it gains.
+        dataset_dir: a BEIR folder; the card gets the loss and the gain of int8 on its test queries.
     """
     run = model.open()
     query, doc = changed_side(run, "query", max_query_length, None), changed_side(run, "doc", max_doc_length, None)

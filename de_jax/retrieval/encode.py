@@ -63,7 +63,7 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
-        writer: the rows are its next block, of which it keeps what is done, so that the call continues after a kill.
+        writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
 
     Raises:
         InputError: there is no text, or a parameter is below 1.
