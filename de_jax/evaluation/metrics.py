@@ -245,7 +245,7 @@ def _parse(measure: str) -> tuple[str, Any]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
             raise ValueError("a measure is a name with named parameters")
         kind = ir_measures.measures.registry[node.func.id]
-        params = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        params: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
         parsed = kind(**params, **({kind.AT_PARAM: ast.literal_eval(cutoff.strip())} if has_cutoff else {}))
     if missing := [name for name, one in parsed.SUPPORTED_PARAMS.items() if one.required and name not in parsed.params]:
         raise InputError(

@@ -125,9 +125,7 @@ class MilvusIndex:
             if not there:
                 raise InputError(f"{uri} has no collection {names[0]} of {folder}; make it by de-jax export index --to=milvus.")
             self._name = there[0]
-            fields = client.describe_collection(self._name)["fields"]
-            stored = next((field["params"].get("dim") for field in fields if field["name"] == "embedding"), None)
-            if stored is None or int(stored) != dim:
+            if (stored := EMBEDDINGS.read_manifest(folder)["dim"]) != dim:  # which the name tells
                 raise InputError(f"{self._name} on {uri} has {stored} dimensions, not {dim}; search with whole embeddings.")
             client.load_collection(self._name)
             if (found := _num_rows(client, self._name)) != len(ids):

@@ -34,6 +34,7 @@ from de_jax.types import PADDING_ID, Batch, InputError
 _SAMPLE_PAIRS, _FEWEST_BATCHES, _MOST_BATCHES = 65536, 16, 1024
 # Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
 _MAX_TRIES = 32
+_MOST_LISTED = 512  # relevant documents of a query; one with more may be a label or a topic
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
@@ -154,11 +155,15 @@ class Positives(NamedTuple):
     doc_rows: np.ndarray  # int32 [P], those of one query after another
     firsts: np.ndarray  # int64 [queries + 1]: query q's are doc_rows[firsts[q] : firsts[q + 1]]
 
-    def of(self, query_rows: np.ndarray) -> Int32[np.ndarray, "b most"]:
-        """Those of each query, filled up with `PADDING_ID` to as many as any query has."""
-        starts, ends = self.firsts[query_rows, None], self.firsts[query_rows + 1, None]
-        places = starts + np.arange(int(np.diff(self.firsts).max()))
-        return np.where(places < ends, self.doc_rows[np.minimum(places, len(self.doc_rows) - 1)], PADDING_ID)
+    def of(self, query_rows: np.ndarray, first: np.ndarray) -> Int32[np.ndarray, "b most"]:
+        """Those of each query, filled up with `PADDING_ID`; of more than `_MOST_LISTED` those among the documents `first` first."""
+        starts, ends = self.firsts[query_rows], self.firsts[query_rows + 1]
+        places = starts[:, None] + np.arange(min(int(np.diff(self.firsts).max()), _MOST_LISTED))
+        found = np.where(places < ends[:, None], self.doc_rows[np.minimum(places, len(self.doc_rows) - 1)], PADDING_ID)
+        for row in np.flatnonzero(ends - starts > _MOST_LISTED):
+            own = self.doc_rows[starts[row] : ends[row]]
+            found[row] = own[np.argsort(~np.isin(own, first), kind="stable")[:_MOST_LISTED]]
+        return found
 
 
 class DocTexts(NamedTuple):
@@ -227,7 +232,8 @@ class PairBatches:
                     f"{self._plan.num_left_out:,} of {len(by_text):,} ({share_left_out:.0f} %). A smaller PairsOptions.batch_size "
                     f"than {options.batch_size} leaves fewer out, and PairsOptions.unique_in_batch=False takes all."
                 )
-            self._positives = positives_of(by_text, pairs.query_store.num_texts) if options.mask_positives else None
+            if options.mask_positives and np.bincount(by_text[:, 0]).max() > 1:  # else `mask_duplicates` masks the only one
+                self._positives = positives_of(by_text, pairs.query_store.num_texts)
         self._layouts: dict[str, layout.Layout] = {}
 
     @property
@@ -260,10 +266,11 @@ class PairBatches:
         texts = {name: self._layouts[name](all_texts, self.share.host_index) for name, all_texts in encoded.items()}
         own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
         ids = {_IDS[name]: self.pairs.first(name, own_rows) for name, own_rows in own.items()}
+        docs = self.pairs.first("doc", _candidates(rows))
         return Batch(
             **texts,
             **ids,
-            positive_ids=self._positives.of(ids["query_id"]) if self._positives else None,
+            positive_ids=self._positives.of(ids["query_id"], docs) if self._positives else None,
             scores=self.scores(chosen[host_rows], _candidates(own)) if self.scores else None,
             guide=self._guide(own) if self._guide else None,
         )

@@ -23,9 +23,8 @@ from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import InputError
 
 _NEED_ALL_TEXTS = (
-    *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "mask_positives", "max_passages"),
-    "num_for_both",
-    *("query_prompt", "doc_prompt"),
+    *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "max_passages", "num_for_both"),
+    *("query_prompt", "doc_prompt", "doc_fields"),
 )
 
 

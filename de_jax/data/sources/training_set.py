@@ -24,7 +24,7 @@ from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs, reading
 from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import Batches, InputError
@@ -204,7 +204,8 @@ def beir_pairs(
     of_both = dev_split or beir.dev_split(dataset_dir) or split
     if options.num_for_both:
         asked = _read_split(dataset_dir, of_both).keys() - set(stores[0].skipped_ids)
-        by_doc_tower = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
+        file, kept_in = beir.find_file(dataset_dir, "queries"), store_dir(cache_dir)
+        by_doc_tower = cached_token_store(file, doc_tokenizer, kept_in, kind="queries", skip_empty=skip_empty)
         found = found._replace(for_both=queries_for_both(asked, options.num_for_both, stores[0], lambda rows: by_doc_tower))
     return found
 
@@ -370,7 +371,7 @@ def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages:
     """The passages of documents; None where each is one text."""
     if max_passages == 1:
         return None
-    if isinstance(tokenizer, PromptedTokenizer):
+    if prompt_of(tokenizer):
         raise InputError("only a document's first passage would have the prompt; set PairsOptions.max_passages to 1.")
     return PassageStore(docs, length, max_passages=max_passages)
 
@@ -390,12 +391,13 @@ def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
     """
     query_tokenizer = opened(options.tokenizer)
     doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
-    if isinstance(query_tokenizer, PromptedTokenizer) and not options.doc_tokenizer and options.doc_prompt is None:
+    if (prompt := prompt_of(query_tokenizer)) and not options.doc_tokenizer and options.doc_prompt is None:
         raise InputError(
-            f"the tokenizer puts {query_tokenizer.prompt!r} before texts, which would go before documents too; set PairsOptions."
+            f"the tokenizer puts {prompt!r} before texts, which would go before documents too; set PairsOptions."
             "doc_tokenizer, or doc_prompt (an empty one for none)."
         )
-    return with_prompt(query_tokenizer, options.query_prompt), with_prompt(doc_tokenizer, options.doc_prompt)
+    doc_tokenizer = with_prompt(doc_tokenizer, options.doc_prompt, options.doc_fields)
+    return with_prompt(query_tokenizer, options.query_prompt), doc_tokenizer
 
 
 def open_stores(
@@ -412,14 +414,9 @@ def open_stores(
         cache_dir: where stores are kept; by default under `files.cache_dir()`.
         skip_empty: pass over empty texts instead of refusing them.
     """
-    store = functools.partial(_store, dataset_dir, cache_dir=cache_dir, skip_empty=skip_empty)
-    return store("queries", "queries", query_tokenizer), store("corpus", "docs", doc_tokenizer)
-
-
-def _store(
-    dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
-) -> TokenStore:
-    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
+    store = functools.partial(cached_token_store, cache_dir=store_dir(cache_dir), skip_empty=skip_empty)
+    queries = store(beir.find_file(dataset_dir, "queries"), query_tokenizer, kind="queries")
+    return queries, store(beir.find_file(dataset_dir, "corpus"), doc_tokenizer)
 
 
 def store_dir(cache_dir: str | Path) -> Path:

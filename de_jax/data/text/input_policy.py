@@ -27,14 +27,6 @@ def shown(text: str) -> str:
     return text if any(unicodedata.category(one) not in _BLANK and not _IGNORED.match(one) for one in text) else ""
 
 
-def tell_words(table: str, number: int) -> None:
-    """Counts texts that are a word such as None."""
-    if number:
-        outputs.tell(
-            f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there."
-        )
-
-
 def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
     """Counts the empty texts of a file, which are left out."""
     if text_ids:
