@@ -149,7 +149,7 @@ class TokenStore:
 
 
 def rows_by_id(ids: np.ndarray, order: np.ndarray, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:
-    """The row of each id among `ids`, bytes [n] that `order` sorts; -1 for one that is not there."""
+    """The row of each id among `ids`, bytes [n] that `order` sorts; -1 if it is missing."""
     if not isinstance(text_ids, np.ndarray):
         text_ids = np.array([text_id.encode() for text_id in text_ids], dtype=bytes)
     keys = text_ids.astype(ids.dtype)  # [r], cut to the longest of `ids`
