@@ -17,6 +17,7 @@ from de_jax.interop.pretrained import paired, side_of
 from de_jax.reports import model_card, tables
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import write_run
+from de_jax.types import FieldName
 
 
 def import_model(
@@ -29,6 +30,7 @@ def import_model(
     special_tokens: SpecialTokens = "text",
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
+    doc_fields: tuple[FieldName, ...] | None = None,
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     dtype: Dtype | None = None,
@@ -59,11 +61,8 @@ def import_model(
     if doc_from:
         pretrained = paired(pretrained, any_model.read(doc_from, **options))
     model = pretrained.model.with_dtype(dtype)
-    lengths, prompts = (max_query_length, max_doc_length), (query_prompt, doc_prompt)
-    query, doc = (
-        side_of(pretrained, tower, tokenizer=tokenizer, max_length=max_length, prompt=prompt)
-        for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
-    )
+    query = side_of(pretrained, "query", tokenizer=tokenizer, max_length=max_query_length, prompt=query_prompt)
+    doc = side_of(pretrained, "doc", tokenizer=tokenizer, max_length=max_doc_length, prompt=doc_prompt, fields=doc_fields)
     origin, poolings = list(filter(None, (from_, doc_from))), {ours: name for name, ours in POOLING.items()}
     write_run(run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin, unused=pretrained.unused)
     report = {
@@ -73,6 +72,7 @@ def import_model(
         "shared": model.shared,
         "pooling": {"query": poolings[model.query.pooling], "doc": poolings[model.doc.pooling]},
         "prompts": {"query": query.prompt, "doc": doc.prompt},
+        "doc_fields": doc.fields,
         "max_query_length": query.max_length,
         "max_doc_length": doc.max_length,
     }
@@ -113,7 +113,7 @@ def export_model(
         out_dir: a new folder; its name is the model's name in the card.
         license: licence identifier of the Hugging Face hub, such as apache-2.0.
         base_model: hub name of the original model; default from the run.
-        dataset_dir: a BEIR folder; the card says what int8 loses on its test queries, and what it gains.
+        dataset_dir: a BEIR folder; the card gets the loss and the gain of int8 on its test queries.
     """
     run = model.open()
     query, doc = changed_side(run, "query", max_query_length, None), changed_side(run, "doc", max_doc_length, None)

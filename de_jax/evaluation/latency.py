@@ -83,7 +83,7 @@ def measure(
 
 
 def of_int8(run: Run, dataset_dir: str | Path, *, num_calls: int = 100) -> str:
-    """A sentence: nDCG@10 of a run's ONNX graphs in int8 and float32 on a BEIR folder's test queries, and milliseconds for one."""
+    """nDCG@10 of a run's ONNX graphs in int8 and float32 on a BEIR folder's test queries, and milliseconds of a query."""
     task, model = beir_task(dataset_dir, "test"), run.model.with_dtype("float32")
     runs = {name: run._replace(model=model, backend=name) for name in ("onnx", "onnx-int8")}
     before, after = (evaluate(task, Policy(bm25=False, skip_empty=True), one)["dense"]["ndcg@10"] for one in runs.values())

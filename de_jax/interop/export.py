@@ -29,7 +29,7 @@ ONNX_FILES: dict[str, onnx_graph.Precision] = {
     "model_fp16.onnx": "float16",
     "model_quantized.onnx": "int8",
 }
-"""Names as Transformers.js knows them."""
+"""Names in Transformers.js."""
 
 
 def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:

@@ -222,7 +222,8 @@ def _model(run: Run, sources: Sequence[str]) -> str:
         encoder = config.encoder
         kind = f"{type(encoder).__name__.removesuffix('Config')}, {encoder.num_layers} layers of {encoder.model_dim}"
         prompt = f", prompt `{json.dumps(side.prompt, ensure_ascii=False)}`" if side.prompt else ""
-        rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}"))
+        fields = f", fields {', '.join(side.fields)} with the end of a text between them" if side.fields else ""
+        rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}{fields}"))
     return _table(("", ""), rows)
 
 
