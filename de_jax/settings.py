@@ -1,8 +1,8 @@
 """Checks values against annotations: settings, the flags of commands, and the JSON of files and manifests.
 
-A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation contains every check:
-`Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by `Record`, whose entries are
-annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
+A setting is a `Field` of a config class, or of a function: gin, flags, `recipe.json` and messages follow from `fields_of`. Its
+annotation contains every check: `Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by
+`Record`, whose entries are annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
 """
 
 from __future__ import annotations
@@ -55,6 +55,57 @@ ShareBelowOne = Annotated[float, Range(0.0, 1.0, below=True)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Count = Annotated[int, Range(0, 2**63 - 1)]
 Size = Annotated[int, Range(1, 2**63 - 1)]
+
+
+class _Absent:
+    """Stands for a value that is not there."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+class Field(NamedTuple):
+    """A setting: a field of a config class, or a parameter of a function."""
+
+    name: str
+    hint: Any  # its annotation
+    value: Any  # of an object, or bound by a partial; else the default, ABSENT for none
+
+
+def fields_of(target: Any) -> dict[str, Field]:
+    """The settings of a config or its class, a function or what `functools.partial` made of it, in order; none of a plain value."""
+    if is_config(target):
+        kind: Any = type(target)
+        values = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if one.init}
+    else:
+        is_bound = isinstance(target, functools.partial)
+        kind = target.func if is_bound else target
+        try:
+            own, parameters = inspect.signature(kind).parameters, inspect.signature(target).parameters.values()
+        except (TypeError, ValueError):  # some functions of C have no signature
+            return {}
+        values = dict(zip(own, target.args, strict=False)) if is_bound else {}  # by place, missing from its signature
+        any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        named = [one for one in parameters if one.kind not in any_number]
+        values |= {one.name: ABSENT if one.default is one.empty else one.default for one in named}
+    known = hints(kind)
+    return {name: Field(name, known.get(name, Any), value) for name, value in values.items()}
+
+
+def with_values(target: Any, **values: Any) -> Any:
+    """A config or function with other values of its settings."""
+    if is_config(target):
+        return dataclasses.replace(target, **values)
+    by_place = [values.pop(name, one.value) for name, one in list(fields_of(target).items())[: len(getattr(target, "args", ()))]]
+    return functools.partial(getattr(target, "func", target), *by_place, **{**getattr(target, "keywords", {}), **values})
+
+
+def is_config(value: Any) -> bool:
+    """Whether a value is an object of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def check_fields(record: Any) -> None:
@@ -189,14 +240,9 @@ def bound(function: Callable[..., Any], parameter: str) -> Any:
     Raises:
         KeyError: it has no such parameter, or no value for it.
     """
-    if isinstance(function, functools.partial):  # arguments bound by place are missing from its signature
-        by_place = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
-        if parameter in by_place:
-            return by_place[parameter]
-    found = inspect.signature(function).parameters[parameter]
-    if found.default is found.empty:
+    if (value := fields_of(function)[parameter].value) is ABSENT:
         raise KeyError(parameter)
-    return found.default
+    return value
 
 
 def shown(value: Any) -> str:
@@ -221,11 +267,9 @@ def _local(value: Any, hint: Any) -> Any:
         return addresses.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = hints(type(value))
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        changed = {name: new for name, old in fields.items() if (new := _local(old, known.get(name))) is not old}
-        return dataclasses.replace(value, **changed) if changed else value
+    if is_config(value):
+        changed = {one.name: new for one in fields_of(value).values() if (new := _local(one.value, one.hint)) is not one.value}
+        return with_values(value, **changed) if changed else value
     return value
 
 
@@ -261,18 +305,11 @@ class Mismatch(ValueError):
         return f"{place + ' is ' if place else 'found '}{shown(self.found)}, expected {self.expected}"
 
 
-class _Absent:
-    """Stands for the value of a missing key."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
 class Maybe(NamedTuple):
     """A key that may be absent; `default` stands in its place then, or nothing."""
 
     hint: Any
-    default: Any = _Absent()
+    default: Any = ABSENT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -293,13 +330,13 @@ class Record:
             raise Mismatch(value, "an object")
         found = dict(value)
         for name, field in self.fields.items():
-            hint, default = field if isinstance(field, Maybe) else (field, _Absent())
+            hint, default = field if isinstance(field, Maybe) else (field, ABSENT)
             if name in value:
                 found[name] = _below(name, check_of(hint), value[name])
-            elif not isinstance(default, _Absent):
+            elif default is not ABSENT:
                 found[name] = default
             elif not isinstance(field, Maybe):
-                raise Mismatch(_Absent(), "a value", (name,))
+                raise Mismatch(ABSENT, "a value", (name,))
         if self.only and (unknown := [name for name in found if name not in self.fields]):
             raise Mismatch(unknown[0], f"a key out of {', '.join(self.fields)}")
         return found
@@ -316,11 +353,8 @@ def of_class(kind: Any, **given: Any) -> Record:
         kind: annotated.
         given: in place of the annotations of fields.
     """
-    known, parameters = hints(kind), inspect.signature(kind).parameters
-    fields = {name: given.get(name, known.get(name, Any)) for name in parameters}
-    return Record(
-        {name: hint if parameters[name].default is inspect.Parameter.empty else Maybe(hint) for name, hint in fields.items()}, True
-    )
+    hinted = {name: (given.get(name, one.hint), one.value) for name, one in fields_of(kind).items()}
+    return Record({name: hint if value is ABSENT else Maybe(hint) for name, (hint, value) in hinted.items()}, True)
 
 
 def nullable(hint: Any) -> Check:
@@ -331,13 +365,12 @@ def nullable(hint: Any) -> Check:
 def list_of(hint: Any, *, least: int = 0, most: int | None = None) -> Check:
     """A list of so many values that each fit; it may have millions."""
 
+    expected = f"a list of {least}" + (" or more" if most is None else "") if least else "a list"
+
     def check(value: Any) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= (len(value) if most is None else most):
-            raise Mismatch(value, f"a list of {least}" + (" or more" if most is None else "") if least else "a list")
-        if hint is str and set(map(type, value)) <= {str}:
-            return value
-        own = check_of(hint)
-        return [_below(place, own, one) for place, one in enumerate(value)]
+        if not isinstance(value, list) or len(value) < least or (most is not None and len(value) > most):
+            raise Mismatch(value, expected)
+        return value if hint is str and set(map(type, value)) <= {str} else _fit_sequence((hint,), list, value)
 
     return check
 
