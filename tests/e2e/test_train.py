@@ -113,6 +113,7 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
 
 
+@pytest.mark.soak
 def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir, tmp_path, capsys, stop_at):
     def trained(patience):
         changes = {

@@ -69,18 +69,18 @@ def compared(config, precision="float32", lengths=((1,), (600, 1, 37), (2, 13, 5
     return worst
 
 
-@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert", "many_buckets", "t5gemma", "nomic"))
+@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert", "nomic"))
 def test_every_kind_is_equal_in_batches_of_mixed_lengths(kind):
     assert compared(TowerConfig(ENCODERS[kind], projection_dim=12)) < 1e-5
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("pooling", often(POOLINGS, "mean", "last"))
+@pytest.mark.parametrize("kind", often(["t5", "llama"], "t5"))
 def test_every_pooling_is_equal(kind, pooling):
     assert compared(TowerConfig(ENCODERS[kind], pooling=pooling, **HEADS["plain"])) < 1e-5
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", often(HEADS, "plain", "linear"))
 def test_every_head_is_equal(head):
     assert compared(TowerConfig(ENCODERS["bert"], pooling="first", **HEADS[head])) < 1e-5
 

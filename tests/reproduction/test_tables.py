@@ -5,6 +5,7 @@ import shlex
 import statistics
 
 import pytest
+from often import often
 
 from de_jax import cli, gin_settings
 from de_jax.types import InputError
@@ -67,7 +68,7 @@ def test_every_name_in_a_table_is_there(name, papers, sources):
         assert named <= set(evaluation.data)
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", often(PAPERS, "ance"))
 def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers, tmp_path):
     chosen = list(papers[name].tables.values())
     work = Reproduction(papers[name], chosen, [0], Sources(tmp_path / "data", tmp_path / "runs"), tmp_path, pytest.fail)

@@ -15,6 +15,7 @@ import urllib.request
 import numpy as np
 import pytest
 import toy_run
+from often import often
 
 import de_jax
 from de_jax import cli
@@ -177,7 +178,7 @@ def test_more_than_may_wait_gets_429_and_openais_client_comes_again(trained):
         process.wait()
 
 
-@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kill", often([signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill):
     process, url = started(*trained)
 

@@ -82,6 +82,7 @@ def loss_of(model, params, batch):
     return ance(model.embed(params, batch))[0]
 
 
+@pytest.mark.soak
 def test_the_reference_takes_other_passages_than_the_first(stores, params):
     """A test of the tests: here the best passage is often not the first."""
     batch, first = (batch_of(stores, pack=False, most=most) for most in (MOST, 1))
