@@ -19,14 +19,7 @@ from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
-from de_jax.interop.fine_tuning import (
-    pretrained_doc_length,
-    pretrained_passages,
-    pretrained_query_length,
-    pretrained_sharing,
-    pretrained_tokenizer,
-    pretrained_tower,
-)
+from de_jax.interop import fine_tuning
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -38,25 +31,15 @@ from de_jax.settings import ABSENT, fields_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh.sharding import make_mesh
-from de_jax.training.optim.lamb import ance_lamb, lamb
-from de_jax.training.optim.optimizer import adafactor, adamw, cosine, linear, rsqrt
+from de_jax.training.run.settings import BY_NAME
 from de_jax.training.step.adapters import Lora
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
-MODELS = (
-    *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
-    *(
-        pretrained_tower,
-        pretrained_sharing,
-        pretrained_tokenizer,
-        pretrained_query_length,
-        pretrained_doc_length,
-        pretrained_passages,
-    ),
-)
+PRETRAINED = tuple(one for name, one in vars(fine_tuning).items() if name.startswith("pretrained_"))
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora, *PRETRAINED)
 LOSSES = tuple(getattr(losses, name) for name in losses.__all__)
-OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
+OPTIMIZERS = tuple(BY_NAME.values())
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from de_jax import settings
 from de_jax.command import Parser
-from de_jax.settings import ABSENT, PATH, LocalPath, fields_of, meant, numeric
+from de_jax.settings import ABSENT, NO_FLAG, PATH, LocalPath, fields_of, meant, numeric
 from de_jax.types import InputError
 
 BINDINGS = "settings of a recipe"
@@ -97,7 +97,7 @@ class Command:
         for place in reversed(getattr(function, "flags_like", ())):
             given = [flag for flag in _flags_of(_read(place, scope), meanings) if _is_text(flag.hint)]
             meanings = meanings | {flag.name: flag.help for flag in given}
-        self.flags = [*_flags_of(function, meanings), *(flag for flag in given if flag.name not in self._parameters)]
+        self.flags = [*_flags_of(function, meanings), *(flag for flag in given if flag.owner not in self._parameters)]
         self._groups = {flag.owner: flag.group for flag in self.flags if flag.group}
         self._line = [name for name, one in fields_of(function).items() if one.hint is Line]
         text = described(function.__doc__)[0]
@@ -248,6 +248,8 @@ def _read(place: str, scope: Mapping[str, Any]) -> Any:
     named = {
         part.id for one in ast.walk(node.args) if isinstance(one, ast.arg) for part in ast.walk(one) if isinstance(part, ast.Name)
     }
+    classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in named]
+    named |= {ast.unparse(base) for one in classes for base in one.bases}
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom):
             wanted = {alias.name for alias in statement.names} & named - known.keys()
@@ -284,7 +286,8 @@ class _Unknown:
 
 def _is_text(hint: Any) -> bool:
     """Whether values of an annotation can be written as a flag."""
-    return _inner(hint) not in (_Unknown, Callable)
+    own = _inner(hint)
+    return not any(one in (_Unknown, Any, Callable, NO_FLAG) for one in (own, typing.get_origin(own), *typing.get_args(own)))
 
 
 def _tree(module: str) -> ast.Module:
@@ -297,7 +300,7 @@ def _flags_of(function: Any, meanings: Mapping[str, str]) -> Iterator[Flag]:
     for owner, (_, hint, value) in fields_of(function).items():
         if inspect.isclass(hint) and dataclasses.is_dataclass(hint):
             own = {key: text for one in reversed(hint.__mro__) for key, text in described(one.__doc__)[1].items()}
-            for field in fields_of(hint).values():
+            for field in filter(lambda one: _is_text(one.hint), fields_of(hint).values()):
                 yield Flag(*field, _help(own, meanings, field.name), owner, hint)
         elif hint is not Line:
             yield Flag(owner, hint, value, _help(helps, meanings, owner), owner)

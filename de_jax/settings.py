@@ -45,6 +45,8 @@ class Range(NamedTuple):
 PATH = "a path"
 LocalPath = Annotated[str, PATH]
 """A path: "~/" is expanded, an address gs:// or s3:// is fetched, another address is refused. No other string is touched."""
+NO_FLAG = "no flag"
+"""In an annotation, of a field that commands do not set."""
 LARGEST = 2**31 - 1
 PositiveInt = Annotated[int, Range(1, LARGEST)]
 NonNegativeInt = Annotated[int, Range(0, LARGEST)]
@@ -117,21 +119,15 @@ def check_fields(record: Any) -> None:
     check(type(record), {name: getattr(record, name) for name in hints(record.__class__)})
 
 
-def check(configurable: Any, values: Mapping[str, Any], name: str | None = None) -> None:
-    """Checks values against the annotations of a class or function.
-
-    Args:
-        configurable: the class or function.
-        values: by the name of its parameter; names that it does not have are passed over.
-        name: of the configurable in messages; by default its own.
+def check(configurable: Any, values: Mapping[str, Any]) -> None:
+    """Checks values, by name, against the annotations of a class or function; names that it does not have are passed over.
 
     Raises:
         InputError: names the setting, its value and the allowed ones.
     """
     known: dict[str, Any] = hints(configurable)
-    for parameter, value in values.items():
-        if parameter in known:
-            check_value(f"{name or configurable.__name__}.{parameter}", value, known[parameter])
+    for name in filter(known.__contains__, values):
+        check_value(f"{configurable.__name__}.{name}", values[name], known[name])
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -146,7 +142,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 def mismatch(value: Any, hint: Any) -> Mismatch | None:
     """The fault of a value that an annotation does not allow; None for a valid one."""
     try:
-        fit(value, hint)
+        check_of(hint)(value)
     except Mismatch as error:
         return error
     return None
@@ -181,8 +177,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def checked(function: F, name: str | None = None) -> F:
-    """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages.
+def checked(function: F) -> F:
+    """A decorator that checks the keyword arguments of every call.
 
     Where an annotation is a `LocalPath`, in fields of a config too, the function gets the path of an address's copy.
     """
@@ -190,7 +186,7 @@ def checked(function: F, name: str | None = None) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
-        check(function, settings, name)
+        check(function, settings)
         known = hints(function)
         local = [_local(value, known.get(parameter)) for value, parameter in zip(args, signature.parameters, strict=False)]
         return function(*local, *args[len(local) :], **{key: _local(value, known.get(key)) for key, value in settings.items()})
@@ -235,14 +231,9 @@ def name_of(function: Any) -> str:
 
 
 def bound(function: Callable[..., Any], parameter: str) -> Any:
-    """The value that a function's parameter has where a call does not give it: what `functools.partial` bound, or its default.
-
-    Raises:
-        KeyError: it has no such parameter, or no value for it.
-    """
-    if (value := fields_of(function)[parameter].value) is ABSENT:
-        raise KeyError(parameter)
-    return value
+    """The value that a function's parameter has where a call does not give it, of a partial or the default; else `ABSENT`."""
+    found = fields_of(function).get(parameter)
+    return found.value if found else ABSENT
 
 
 def shown(value: Any) -> str:
@@ -359,7 +350,7 @@ def of_class(kind: Any, **given: Any) -> Record:
 
 def nullable(hint: Any) -> Check:
     """Null, or any value that fits; for an annotation write `hint | None`."""
-    return lambda value: None if value is None else fit(value, hint)
+    return lambda value: None if value is None else check_of(hint)(value)
 
 
 def list_of(hint: Any, *, least: int = 0, most: int | None = None) -> Check:
@@ -406,7 +397,7 @@ def relative(value: Any) -> str:
 
     Symbolic links are followed wherever they lead: the hub's cache consists of them.
     """
-    name: str = fit(value, str)
+    name: str = check_of(str)(value)
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or "\\" in name:
         raise Mismatch(value, "the name of a file in the same folder")
     return name
@@ -419,22 +410,9 @@ def file_name(value: Any) -> str:
     return str(value)
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """The value, with defaults of keys that an object lacks.
-
-    Args:
-        value: of a setting, or of JSON.
-        hint: an annotation, or a check such as `Record`.
-
-    Raises:
-        Mismatch: the annotation does not allow it.
-    """
-    return check_of(hint)(value)
-
-
 @functools.cache
 def check_of(hint: Any) -> Check:
-    """The check that an annotation describes."""
+    """The check of a value, of a setting or of JSON, that an annotation describes; a check such as `Record` is its own."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, Record | types.FunctionType):
         return hint
@@ -484,7 +462,7 @@ def _fit_one_of(options: Sequence[Any], value: Any) -> Any:
     faults = []
     for option in options:
         try:
-            return fit(value, option)
+            return check_of(option)(value)
         except Mismatch as error:
             faults.append(error)
     if nested := [fault for fault in faults if fault.keys]:
@@ -547,7 +525,6 @@ _TESTS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     types.NoneType: (lambda value: value is None, "None"),
     None: (lambda value: value is None, "None"),
     Callable: (callable, "a function"),
-    collections.abc.Callable: (callable, "a function"),
 }
 
 

@@ -20,10 +20,10 @@ MOST = {
     "de_jax/retrieval": 2920,
     "de_jax/training": 4940,
     "tasks": 750,
-    "tools": 2670,
+    "tools": 2660,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 6000
+AT_THE_ROOT = 5960
 
 
 def lines(paths):

@@ -25,12 +25,12 @@ from de_jax.doc2query.generate import generate_to_dir
 from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
 from de_jax.files import reading
 from de_jax.files.outputs import progress_bar
-from de_jax.flags import Line, rules
+from de_jax.flags import Line, like, rules
 from de_jax.interop import generators
 from de_jax.models import generator
 from de_jax.models.decoding import Decoding
 from de_jax.models.t5 import T5Config
-from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, ShareBelowOne
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
@@ -88,6 +88,18 @@ class TrainingLog:
     keep_checkpoints: PositiveInt = 2
     evaluate_every_steps: PositiveInt | None = None
     early_stopping_patience: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class Draws(Decoding):
+    """The queries.
+
+    Attributes:
+        method: draw, take the likeliest token each time, or search with beams.
+    """
+
+    num_queries: PositiveInt = 10
+    max_length: PositiveInt = 32
 
 
 @rules(
@@ -171,31 +183,22 @@ def doc2query_train(
         sys.exit(command.EXIT_STOPPED)
 
 
+@like("de_jax.doc2query.generate.generate_to_dir")
 def doc2query_generate(
     shards: Shards,
     line: Line,
+    decoding: Draws,
     *,
     model: LocalPath,
     dataset_dir: LocalPath,
     out_dir: LocalPath,
     step: str | None = None,
     tokenizer: LocalPath | None = None,
-    method: Literal["sample", "greedy", "beam"] = "sample",
-    num_queries: PositiveInt = 10,
-    min_distinct: NonNegativeInt = 0,
-    max_length: PositiveInt = 32,
     max_doc_length: PositiveInt | None = None,
-    top_k: NonNegativeInt = 10,
-    top_p: Share = 1.0,
-    temperature: PositiveFloat = 1.0,
-    num_beams: PositiveInt = 4,
-    length_penalty: float = 1.0,
     dtype: Dtype | None = None,
-    seed: Seed = 0,
-    docs_per_batch: PositiveInt = 16,
-    docs_per_part: PositiveInt = 4096,
     skip_empty: bool = False,
     cache_dir: LocalPath = "",
+    **options: Any,
 ) -> Any:
     """Generates queries for every document of a corpus.
 
@@ -208,21 +211,8 @@ def doc2query_generate(
         model: a run of doc2query train, a folder of Hugging Face's T5 or a name on the hub.
         out_dir: folder of the expansion.
         tokenizer: vocabulary, if the model has none.
-        method: draw, take the likeliest token each time, or search with beams.
-        num_queries: queries per document.
-        min_distinct: different queries per document at least: more draws replace repeated ones (default 0: as drawn).
-        max_length: tokens of a query.
-        top_k: draw from the most likely tokens only; 0 for all.
-        top_p: draw from the most likely tokens with this total probability.
-        temperature: divides the scores before a draw.
-        num_beams: texts that a search keeps.
-        length_penalty: a beam's log-likelihood is divided by its length to this power.
         dtype: type of matrix products; default the model's.
-        docs_per_batch: documents per device at a time.
-        docs_per_part: documents per part; a stopped command continues with the next part.
     """
-    drawn = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
-    decoding = Decoding(method, num_queries, max_length, num_beams=num_beams, length_penalty=length_penalty, **drawn)
     if GENERATOR_RUN.is_in(Path(model)):
         shards.check_step(step)
     part = shards.part()
@@ -243,7 +233,6 @@ def doc2query_generate(
             speed = sum(done) * decoding.num_queries / (time.monotonic() - start)
             bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
 
-        options = {"seed": seed, "min_distinct": min_distinct, "docs_per_batch": docs_per_batch, "docs_per_part": docs_per_part}
         about = {"corpus": {"name": corpus.parent.name, "sha256": reading.sha256_of(corpus)}}
         generate_to_dir(run, store, out_dir, decoding, **options, about=about, part=part, progress=progress)
     if part:
