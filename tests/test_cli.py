@@ -14,7 +14,7 @@ from de_jax import arguments, cli, command, gin_settings
 from de_jax.data.text import msmarco
 from de_jax.interop import export, huggingface
 from de_jax.models import processor
-from de_jax.retrieval import encode, expanded_search
+from de_jax.retrieval import encode
 from de_jax.tools import doc2query
 from de_jax.types import InputError
 
@@ -139,7 +139,6 @@ def test_choices_of_flags_are_those_of_the_library():
 
     assert arguments.Dtype == processor.Dtype
     assert typing.get_args(arguments.AnyDtype) == ("auto", *typing.get_args(processor.Dtype))
-    assert typing.get_args(arguments.Form) == expanded_search.FORMS
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)
     assert choices("evaluate msmarco", "kind") == msmarco.KINDS

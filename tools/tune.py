@@ -11,7 +11,7 @@ from de_jax.settings import LocalPath
 
 @like("de_jax.tuning.fine_tune")
 def fine_tune(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
-    """Trains a model on pairs, and says on held-out queries whether it is better than before.
+    """Trains a model on pairs, and tests on held-out queries whether it is better than before.
 
     de-jax fine_tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/qa
 
@@ -25,7 +25,7 @@ def fine_tune(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
 
 @like("de_jax.trials.tune", "de_jax.tuning.fine_tune")
 def tune(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
-    """Searches the settings of a fine-tuning, and says whether the best model is better than the start.
+    """Searches the settings of a fine-tuning, and tests whether the best model is better than the start.
 
     de-jax tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/tune --minutes=60
 
@@ -38,7 +38,7 @@ def tune(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
 
 @like("de_jax.lightening.lighten", "de_jax.tuning.fine_tune")
 def lighten(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
-    """Trains a light query tower for an index that stays as it is, and says its price and its gain.
+    """Trains a light query tower for an index that stays as it is, and measures its price and its gain.
 
     de-jax lighten qa.csv --model=runs/qa --run_dir=runs/light --layers=2
 

@@ -62,7 +62,7 @@ def pretrained_tower(
     scan_layers: bool | None = None,
     attention: AttentionKernel | None = None,
 ) -> TowerConfig:
-    """The tower of a model that `any_model.read` knows; its parameters come by `Initialization.init_from`.
+    """The tower of a model that `any_model.read` opens; its parameters come by `Initialization.init_from`.
 
     Args:
         source: a folder, or a name of the Hugging Face hub.

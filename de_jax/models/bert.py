@@ -20,7 +20,7 @@ from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, S
 from de_jax.types import Array, InputError
 
 MAX_DISTANCE = 128
-"""Tokens, from which on a relative position bias tells no distances apart."""
+"""Tokens, from which on a relative position bias is the same for all distances."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BertConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
-    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # says nothing about a model with its parameters
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # no property of a model with its parameters
 
     def __post_init__(self) -> None:
         check_fields(self)

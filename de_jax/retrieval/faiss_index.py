@@ -156,7 +156,7 @@ class FaissIndex:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.
         """
         folder = Path(folder)
-        faiss()  # a machine without it is told so first
+        faiss()  # a machine without it is refused first
         _check_device(options)
         lists_file = next(iter(folder.glob(LISTS_FILE)), None)
         manifest = SAVED_INDEX.open(folder, is_thorough=lists_file is None)

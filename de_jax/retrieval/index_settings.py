@@ -1,4 +1,4 @@
-"""Which index searches, and how: settings that commands, miners and evaluations share. It imports nothing that computes."""
+"""Which index searches, and how: settings that commands, miners and evaluations share. It imports no JAX."""
 
 from __future__ import annotations
 

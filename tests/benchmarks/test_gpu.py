@@ -54,6 +54,7 @@ def test_a_part_that_fails_or_does_not_fit_says_why_and_stops_no_other(visit, tm
     assert "no_such_module" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.soak
 def test_a_second_visit_continues_with_what_is_missing(visit, monkeypatch):
     visit("ceilings")
     monkeypatch.setitem(gpu.PARTS, "ceilings", Part("no_such_module", 1))

@@ -77,6 +77,7 @@ def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers
     assert all(run["total_flops"] > 1e16 for run in runs)
 
 
+@pytest.mark.soak
 def test_a_recipe_is_planned_for_each_of_its_trainings_once(papers, tmp_path, monkeypatch):
     read, lines = needs.read_yaml, []
 
