@@ -38,7 +38,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 OLD_LENGTH_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""The first of them that there is tells the length where `LENGTH_FILE` does not."""
+"""Without a length in `LENGTH_FILE`, the first of these that exists gives it."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 NAMES = {"query": "query", "doc": "document"}
@@ -153,7 +153,7 @@ def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: boo
     ours, theirs = ({part: model.params["shared"].get(part) for part in shared} for model in (query, doc))
     is_same = bool(jax.tree.structure(ours) == jax.tree.structure(theirs))  # type: ignore[operator]
     if not is_same or not (only_sizes or jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))):
-        raise InputError(f"{file} says that the towers share {', '.join(shared)}, but they differ; remove the file.")
+        raise InputError(f"{file} has towers that share {', '.join(shared)}, but they differ; remove the file.")
     return shared
 
 
@@ -322,13 +322,8 @@ def _dense_settings(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
         )
-    residual = Settings(file, values).flag("use_residual", False)
-    return {
-        "projection_dim": dim,
-        "projection_bias": bias,
-        "projection_activation": activation,
-        "projection_residual": residual,
-    }
+    own = {"dim": dim, "bias": bias, "activation": activation, "residual": Settings(file, values).flag("use_residual", False)}
+    return {f"projection_{name}": value for name, value in own.items()}
 
 
 def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:

@@ -13,24 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, spelt_out, with_prompt
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, bare, spelt_out
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
+from de_jax.interop import sentence_transformers as layout
 from de_jax.interop.architectures.kind import kind_of
 from de_jax.interop.huggingface import CONFIG_FILE, POOLING
 from de_jax.interop.pretrained import FILE, Origin, disassemble, save
-from de_jax.interop.sentence_transformers import (
-    ACTIVATIONS,
-    DENSE_ARRAYS,
-    LAYER_NORM_ARRAYS,
-    LENGTH_FILE,
-    MODULES_FILE,
-    NAMES,
-    PROMPTS_FILE,
-    SHARING_FILE,
-    STATIC,
-    TABLE,
-)
 from de_jax.models.static import StaticConfig
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.run.run_folder import Run
@@ -47,7 +36,7 @@ def write(folder: Path, run: Run) -> None:
 
     Where one model serves texts of two lengths, queries are cut by `encode_query`, which needs sentence-transformers 6.
     """
-    prompts = {name: run.side(tower).prompt for tower, name in NAMES.items() if run.side(tower).prompt}
+    prompts = {name: run.side(tower).prompt for tower, name in layout.NAMES.items() if run.side(tower).prompt}
     if _is_one_model(run):
         starts = (run.model.query.pooling_start, run.model.doc.pooling_start)
         doc = dataclasses.replace(run.model.doc, pooling_start=max(starts))  # one setting says of all prompts that none is pooled
@@ -55,11 +44,11 @@ def write(folder: Path, run: Run) -> None:
         _write_model(folder, run, "doc", prompts, None)
         if run.query.max_length != run.doc.max_length:
             lengths = {"max_seq_length": run.doc.max_length, "query_length": run.query.max_length}
-            write_json(folder / LENGTH_FILE, lengths)
+            write_json(folder / layout.LENGTH_FILE, lengths)
         return
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
-    for tower, name in NAMES.items():
+    for tower, name in layout.NAMES.items():
         own = {name: prompts[name]} if name in prompts else {}
         (folder / name).mkdir()
         modules = _write_model(folder / name, run, tower, own, name if own else None)
@@ -68,15 +57,15 @@ def write(folder: Path, run: Run) -> None:
         structure[name] = places
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    write_json(folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Router"}])
+    write_json(folder / layout.MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Router"}])
     if shared := run.model.shared:
-        write_json(folder / SHARING_FILE, {"shared": shared})
+        write_json(folder / layout.SHARING_FILE, {"shared": shared})
     _write_prompts(folder, run.model.doc, prompts, None)
 
 
 def _is_one_model(run: Run) -> bool:
     pairs = ((run.query, run.model.query), (run.doc, run.model.doc))
-    kinds = {(with_prompt(side.tokenizer, "").fingerprint, dataclasses.replace(tower, pooling_start=0)) for side, tower in pairs}
+    kinds = {(bare(side.tokenizer).fingerprint, dataclasses.replace(tower, pooling_start=0)) for side, tower in pairs}
     are_pooled = {not tower.pooling_start for side, tower in pairs if side.prompt}
     is_cut_alike = not isinstance(run.model.doc.encoder, StaticConfig) or run.query.max_length == run.doc.max_length
     return set(run.params) == {"shared"} and len(kinds) == 1 and len(are_pooled) <= 1 and is_cut_alike
@@ -86,7 +75,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     """One tower as a model; gives its modules.json."""
     config, params = run.tower(tower)
     side = run.side(tower)
-    tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
+    tokenizer, max_length = bare(side.tokenizer), side.max_length
     for prompt in prompts.values():
         foreign_tokenizers.check_prompt(run.run_dir, tokenizer, prompt)
     if is_static := isinstance(config.encoder, StaticConfig):
@@ -97,16 +86,16 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
         unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
         save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
         write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
-        _write_tokenizer(folder, tokenizer, max_length)
-        write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
-    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}{STATIC if is_static else 'Transformer'}"}]
+        _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2)
+        write_json(folder / layout.LENGTH_FILE, {"max_seq_length": max_length})
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}{layout.STATIC if is_static else 'Transformer'}"}]
     for kind, values, arrays in _heads(config, params)[int(is_static) :]:  # a StaticEmbedding pools itself
         index = len(modules)
         modules.append({"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": f"{MODULE}{kind}"})
         write_json(folder / f"{index}_{kind}" / CONFIG_FILE, values)
         if arrays:
             save(folder / f"{index}_{kind}" / FILE, arrays)
-    write_json(folder / MODULES_FILE, modules)
+    write_json(folder / layout.MODULES_FILE, modules)
     _write_prompts(folder, config, prompts, default_prompt)
     return modules
 
@@ -115,10 +104,10 @@ def _write_static(folder: Path, config: TowerConfig, params: Params, tokenizer: 
     """A table, and a vocabulary that cuts texts and finds no special tokens in them."""
     if tokenizer.prefix_ids or tokenizer.suffix_ids or config.pooling != "mean" or config.pooling_start:
         raise InputError(
-            f"a {STATIC} of sentence-transformers is the mean of a text's own tokens, but this tower has {config.pooling} pooling "
+            f"a {layout.STATIC} of sentence-transformers is the mean of a text's own tokens; this tower pools by {config.pooling} "
             f"and puts {len(tokenizer.prefix_ids + tokenizer.suffix_ids)} tokens around each text; export it in another format."
         )
-    origins = {"embedder/embedding": Origin(TABLE, swapped_row=tokenizer.pad_id)}
+    origins = {"embedder/embedding": Origin(layout.TABLE, swapped_row=tokenizer.pad_id)}
     save(folder / FILE, disassemble({"embedder": params["embedder"]}, origins))
     file = _write_vocabulary(folder, tokenizer)
     found = json.loads(spelt_out(file).to_str())
@@ -141,12 +130,12 @@ def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any
             "in_features": pooled_dim,
             "out_features": dim,
             "bias": config.projection_bias,
-            "activation_function": ACTIVATIONS[config.projection_activation],
+            "activation_function": layout.ACTIVATIONS[config.projection_activation],
             **({"use_residual": True} if config.projection_residual else {}),
         }
-        heads.append(("Dense", settings, disassemble(projection, DENSE_ARRAYS)))
+        heads.append(("Dense", settings, disassemble(projection, layout.DENSE_ARRAYS)))
     if norm:
-        heads.append(("LayerNorm", {"dimension": dim}, disassemble({"norm": norm}, LAYER_NORM_ARRAYS)))
+        heads.append(("LayerNorm", {"dimension": dim}, disassemble({"norm": norm}, layout.LAYER_NORM_ARRAYS)))
     if config.normalize:
         heads.append(("Normalize", {}, {}))
     return heads
@@ -155,18 +144,33 @@ def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any
 def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], default: str | None) -> None:
     similarity = "cosine" if config.normalize else "dot"
     settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": similarity}
-    write_json(folder / PROMPTS_FILE, settings)
+    write_json(folder / layout.PROMPTS_FILE, settings)
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids."""
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has_pairs: bool = False) -> None:
+    """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids.
+
+    Two fields are the texts of a pair.
+    """
     known = spelt_out(_write_vocabulary(folder, tokenizer))
+    if has_pairs:
+        from tokenizers.processors import TemplateProcessing
+
+        around = known.encode("a").tokens
+        start, end = (" ".join(around[: len(tokenizer.prefix_ids)]), " ".join(around[len(around) - len(tokenizer.suffix_ids) :]))
+        ids = [(one, known.token_to_id(one)) for one in {*start.split(), *end.split()}]
+        known.post_processor = TemplateProcessing(f"{start} $A {end}".strip(), f"{start} $A {end} $B {end}".strip(), ids)
+        known.save(str(folder / TOKENIZER_JSON_FILE))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
         "model_max_length": max_length,
         "pad_token": known.id_to_token(tokenizer.pad_id),
-        **({"sep_token": known.id_to_token({0: tokenizer.pad_id}.get(end[-1], end[-1]))} if (end := tokenizer.suffix_ids) else {}),
+        **(
+            {"sep_token": known.id_to_token({0: tokenizer.pad_id}.get(last[-1], last[-1]))}
+            if (last := tokenizer.suffix_ids)
+            else {}
+        ),
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # as text, where a text spells them out
