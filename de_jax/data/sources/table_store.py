@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from de_jax.data.batches.pair_batches import TrainingPairs
+from de_jax.data.negatives.mined_pairs import rectangle
 from de_jax.data.sources import pair_store
 from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
@@ -92,8 +93,8 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
                 negatives.append(others)
                 scored.append([score, *one.neg_scores])
         pairs.append(np.array(rows, np.int32).reshape(-1, 2))
-        mined.append(_rectangle(negatives, PADDING_ID, np.int32))
-        scores.append(_rectangle(scored, np.nan, np.float32))
+        mined.append(rectangle(negatives, PADDING_ID, np.int32))
+        scores.append(rectangle(scored, np.nan, np.float32))
     arrays = {"pairs": np.concatenate(pairs)}
     if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
         arrays["neg_docs"] = negative_rows
@@ -151,10 +152,6 @@ class _Texts:
         """`write` gets the ids and the texts that are new, in order."""
         self._write, self._rows = write, _RowsByDigest()
 
-    @property
-    def num_texts(self) -> int:
-        return self._rows.num_rows
-
     def add(self, texts: Sequence[str]) -> np.ndarray:
         """The row of each text, int32."""
         if not texts:
@@ -206,15 +203,6 @@ def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable
             raise InputError(f"{name}: {error}") from None
 
     return write
-
-
-def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtype: type) -> np.ndarray:
-    """The lists as rows, filled up to the longest."""
-    width = max(map(len, lists), default=0)
-    filled: np.ndarray = np.full((len(lists), width), filler, dtype)
-    for row, values in enumerate(lists):
-        filled[row, : len(values)] = values
-    return filled
 
 
 def digest(text: str) -> bytes:

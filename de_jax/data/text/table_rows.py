@@ -269,8 +269,10 @@ def _ids(values: Mapping[str, Any], column: str) -> list[str]:
     found = ["" if _is_missing(one) else one for one in several]
     if wrong := next((one for one in found if not isinstance(one, str | int) or isinstance(one, bool)), None):
         raise ValueError(f"column {column!r} holds {_kind(wrong)}, not an id: a text or a whole number")
-    if wrong := next((one for one in found if isinstance(one, str) and any(mark in one for mark in "\t\n\r\0")), None):
-        raise ValueError(f"column {column!r} holds {_kind(wrong)}; an id has no tab, line break or null")
+    if wrong := next((one for one in found if len(str(one)) > 600 or any(mark in str(one) for mark in "\t\n\r\0")), None):
+        raise ValueError(
+            f"column {column!r} holds {_kind(wrong)}; an id has no tab, line break or null, and 600 characters at most"
+        )
     return [str(one).strip() for one in found]
 
 
