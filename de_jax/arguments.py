@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from de_jax.flags import Bindings, Line, rules
-from de_jax.settings import (
-    LocalPath,
-    NonNegativeFloat,
-    PositiveInt,
-    Range,
-    Share,
-)
-from de_jax.types import Backend, InputError
+from de_jax.retrieval.index_settings import IndexSettings
+from de_jax.settings import LocalPath, NonNegativeFloat, PositiveInt, Range, Share
+from de_jax.types import Backend, FieldName, InputError
 
 if TYPE_CHECKING:
     from de_jax.data.text.sides import Side
@@ -26,19 +21,13 @@ if TYPE_CHECKING:
     from de_jax.evaluation.task import Policy
     from de_jax.recipe import Recipe
     from de_jax.retrieval.expanded_search import Expansion
-    from de_jax.retrieval.faiss_index import SearchOptions
     from de_jax.retrieval.parts import Part
     from de_jax.training.run.run_folder import Run
 
 Dtype = Literal["float32", "bfloat16"]
 AnyDtype = Literal["auto", "float32", "bfloat16"]
-Device = Literal["cpu", "gpu", "all_gpus"]
-GPUMode = Literal["shard", "replicate"]
 Form = Literal["views", "typical", "typical_as_is", "document"]
-SpecialTokens = Literal["text", "as_transformers"]
 Port = Annotated[int, Range(1, 65535)]
-Effort = Annotated[float, Range(-1, 1)]
-Utilization = Annotated[float, Range(0.001, 1)]
 
 MEANINGS = {
     "dataset_dir": "a BEIR folder",
@@ -50,6 +39,7 @@ MEANINGS = {
     "max_doc_length": "tokens; default the model's",
     "query_prompt": 'text before every query, such as "query: "; default the model\'s; "" removes it',
     "doc_prompt": "text before every document; default the model's",
+    "doc_fields": "fields of documents that [SEP] or </s> separates: url, title, text; default the model's",
     "embeddings_dir": "embeddings from encode corpus; default the run's own",
     "negatives_dir": "a generation of hard negatives, or a folder of generations: its newest complete one",
     "model": "a run, a folder with a model, or a hub name",
@@ -101,47 +91,17 @@ class Model(Checkpoint):
         return open_model(self.run_dir, self.step, precision(self.dtype, self.backend))._replace(backend=self.backend)
 
 
-@dataclass(frozen=True)
-class Index:
-    """The index.
-
-    Attributes:
-        index: exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI.
-        nprobe: inverted lists to visit in an IVF index (default a sixteenth).
-        ef_search: candidates to keep in an HNSW index.
-        faiss_device: device on which FAISS fills and searches.
-        faiss_gpu_mode: use of several GPUs: a shard each, or copies.
-        faiss_float16: the GPU stores vectors in half precision.
-        faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
-    """
-
-    index: str = "exact"
-    nprobe: PositiveInt | None = None
-    ef_search: PositiveInt | None = None
-    faiss_device: Device = "cpu"
-    faiss_gpu_mode: GPUMode = "shard"
-    faiss_float16: bool = False
-    faiss_on_disk: bool = False
-
-    def options(self) -> SearchOptions:
-        """FAISS's part, as the library takes it."""
-        from de_jax.retrieval.faiss_index import SearchOptions
-
-        of_device = self.faiss_device, self.faiss_gpu_mode, self.faiss_float16
-        return SearchOptions(self.nprobe, self.ef_search, *of_device, on_disk=self.faiss_on_disk)
-
-
 @rules(
     without={
         "run_dir": (
-            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim"),
-            *("dtype", "backend", "index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16"),
-            *("faiss_on_disk", "passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
+            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "doc_fields"),
+            *("embedding_dim", "dtype", "backend", "index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode"),
+            *("faiss_float16", "faiss_on_disk", "passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
         )
     }
 )  # BM25 alone reads whole documents, generated queries behind them
 @dataclass(frozen=True)
-class Scored(Index):
+class Scored(IndexSettings):
     """The run.
 
     Attributes:
@@ -157,6 +117,7 @@ class Scored(Index):
     max_passages: PositiveInt | None = None
     query_prompt: str | None = None
     doc_prompt: str | None = None
+    doc_fields: tuple[FieldName, ...] | None = None
     embedding_dim: PositiveInt | None = None
     dtype: AnyDtype = "auto"
     backend: Backend = "jax"
@@ -171,7 +132,7 @@ class Scored(Index):
             return None
         run = open_model(self.run_dir, self.step, precision(self.dtype, self.backend))
         query = changed_side(run, "query", self.max_query_length, self.query_prompt)
-        doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt)
+        doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt, self.doc_fields)
         if self.max_passages is not None:
             doc = doc._replace(max_passages=self.max_passages)
         if passage_length:
@@ -251,13 +212,13 @@ class Scoring(Expand):
         deepest, depth = metrics.deepest(chosen), self.depth or metrics.default_depth(chosen)
         if depth < deepest:
             raise InputError(f"--depth is {depth}; ask for at least {deepest} documents, the depth of the measures.")
-        search, expansion = scored.options(), self.expanded()
+        expansion = self.expanded()
         if scored.index.startswith(milvus_index.PREFIX) and (scored.embedding_dim or (expansion and expansion.is_typical)):
             raise InputError(
                 "Milvus holds embeddings as the model gives them; leave --embedding_dim and --expand_as=typical out, or take "
                 "another --index."
             )
-        faiss_index.index_builder(scored.index, search)
+        faiss_index.index_builder(scored)
         return Policy(
             measures=chosen,
             depth=depth,
@@ -269,8 +230,7 @@ class Scoring(Expand):
             embedding_dim=scored.embedding_dim,
             passage_length=self.passage_length,
             passage_stride=self.passage_stride,
-            index_choice=scored.index,
-            search=search,
+            search=scored,
             expansion=expansion,
         )
 
@@ -306,7 +266,7 @@ class Shards:
         """The part of the work that --shard or --distributed names; None for all of it.
 
         Raises:
-            InputError: not such a part, no cluster that says so, or a process that cannot compute by itself.
+            InputError: not such a part, no cluster that sets it, or a process that cannot compute by itself.
         """
         if not self.shard and not self.distributed:
             return None
@@ -397,7 +357,7 @@ def open_model(source: str, step: str | None = None, dtype: str | None = None) -
 
 
 def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
-    """The precision of encoding, float32 in onnxruntime; says on stderr what "auto" chose."""
+    """The precision of encoding, float32 in onnxruntime; prints on stderr what "auto" chose."""
     if backend.startswith("onnx"):
         return "float32"
     if dtype != "auto":
@@ -409,11 +369,9 @@ def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
     return chosen
 
 
-def changed_side(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
-    """A side of a run, with the length and prompt of the flags if given."""
-    from de_jax.data.text.tokenizing import with_prompt
-
-    side = run.side(tower)
-    side = side._replace(tokenizer=with_prompt(side.tokenizer, prompt), max_length=max_length or side.max_length)
+def changed_side(run: Run, tower: str, max_length: int | None, *prompt_and_fields: Any) -> Side:
+    """A side of a run, with the length, prompt and fields of the flags if given."""
+    side = run.side(tower).with_prompt(*prompt_and_fields)
+    side = side._replace(max_length=max_length or side.max_length)
     run.model.check_length(tower, side.max_length)
     return side

@@ -110,7 +110,7 @@ class EmbeddingWriter:
             if (rows := self.num_done + self._num_kept) and (
                 not self._array.is_file() or self._array.stat().st_size < self._size(rows)
             ):
-                raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
+                raise InputError(f"{self._array} is shorter than {self._progress} has it; delete {out_dir} and encode again.")
         else:
             folders.require_replaceable(out_dir, None)
 
@@ -122,14 +122,14 @@ class EmbeddingWriter:
         self._count()
 
     def begin_block(self, order: Int[np.ndarray, " s"], ends: Int[np.ndarray, " b"]) -> Float[np.ndarray, "k D"]:
-        """What a killed call kept of the next block, which it made in the same `order`, in batches up to the same `ends`."""
+        """The rows that a killed call kept of the next block, made in the same `order`, in batches up to the same `ends`."""
         key = hashlib.sha256(order.tobytes() + ends.tobytes()).hexdigest()
         self._num_kept = self._num_kept if key == self._key else 0
         self._key, self._new, self._kept_at = key, [], time.monotonic()
         return np.array(self._rows(self.num_done, self._num_kept)) if self._num_kept else np.zeros((0, 0), np.float32)
 
     def keep(self, rows: Float[np.ndarray, "k D"]) -> None:
-        """Keeps the next rows of the block behind those that are done, durably after `SECONDS_TO_KEEP`."""
+        """Keeps the next rows of the block behind the finished ones, durably after `SECONDS_TO_KEEP`."""
         self._new.append(rows)
         if time.monotonic() - self._kept_at >= SECONDS_TO_KEEP:
             self._write(np.concatenate(self._new))
@@ -156,7 +156,7 @@ class EmbeddingWriter:
         return np.memmap(self._array, "<f4", "r", self._size(start), (number, self._dim))
 
     def _write(self, block: np.ndarray) -> None:
-        """Writes rows behind those that are counted, in the place of what a killed run wrote after its last count."""
+        """Writes rows behind the counted ones, over any that a killed run wrote after its last count."""
         rows, self._dim = self.num_done + self._num_kept, block.shape[1]
         self._count()
         with outputs.naming(self._array), open(self._array, "r+b" if rows else "wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` says in which shapes."""
+"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` chooses the shapes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
-        writer: the rows are its next block, of which it keeps what is done, so that the call continues after a kill.
+        writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
 
     Raises:
         InputError: there is no text, or a parameter is below 1.
@@ -119,7 +119,7 @@ def encode_to_dir(
 
     Args:
         out_dir: a folder that is absent, empty, begun or completed by the same call.
-        model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
+        model_hash: identifies this tower, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts that are laid out together; a part has a multiple of them.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
@@ -157,7 +157,7 @@ def encode_to_dir(
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
             is_new, is_known = (there < 0) & (firsts[rows] == rows), there >= 0
             if not is_new.any() and not known and not writer.num_done:
-                is_new[0] = True  # says how many dimensions there are
+                is_new[0] = True  # gives the number of dimensions
             if is_new.any():
                 options: dict[str, Any] = {"max_length": max_length, "progress": progress, "writer": writer, **batching}
                 encoded = encode(encode_fn, store, rows=rows[is_new], **options)
@@ -270,7 +270,7 @@ def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
 def tower_hash(run: Run, tower: str) -> str:
     """The model hash of one tower: equal exactly when it gives equal embeddings."""
     params = {name: run.params[name] for name in (tower, "shared") if name in run.params}
-    backend = "" if run.backend == "jax" else f" {run.backend}"
+    backend = "" if run.backend == "jax" else f" {run.backend} 2"  # int8 by tokens
     return model_hash(f"{tower} {run.model.as_function()!r}{backend}", params)
 
 
@@ -293,7 +293,7 @@ def _dispatched(
 
 
 def tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
-    """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
+    """Warns about texts that are longer than the model reads, if they are one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
     if np.mean(lengths > max_length) >= 0.01:
         input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)

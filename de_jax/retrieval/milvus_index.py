@@ -1,7 +1,7 @@
 """Search with Milvus, embedded (Milvus Lite) or on servers: a collection of a corpus, behind the protocol of `ExactIndex`.
 
 A collection has a row for each embedding: `row`, its place in the corpus and the primary key; `id` and `text` of the document; and
-`embedding`, searched by inner product. Its name tells the model and the texts from all others, see `name_of`.
+`embedding`, searched by inner product. Its name identifies the model and the texts, see `name_of`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TEXT_BYTES = 65535
 RESULT_ENTRIES = 2**20
 """Results fetched at a time."""
 _NOT_OPENED = "Open local milvus failed"
-"""pymilvus says no more of a file that another process has open."""
+"""All that pymilvus reports of a file that another process has open."""
 TIMEOUT = 30.0  # seconds, of a connection
 
 

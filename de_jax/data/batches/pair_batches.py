@@ -94,7 +94,7 @@ class TrainingPairs(NamedTuple):
         return self.query_store, self.doc_store
 
     def fingerprint(self, dev_qrels: beir.Qrels | None) -> str:
-        """What tells the texts, the pairs and the judgements of a dev set from others."""
+        """A hash of the texts, the pairs and the judgements of a dev set."""
         rows = hashlib.sha256(np.ascontiguousarray(self.pairs).data).hexdigest()
         judged = json.dumps(dev_qrels, sort_keys=True) if dev_qrels is not None else ""
         return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
@@ -122,16 +122,14 @@ class TrainingPairs(NamedTuple):
         return np.stack([self.first(name, self.pairs[:, side]) for side, name in enumerate(("query", "doc"))], axis=1)
 
     def not_relevant(self, name: str, rows: Int32[np.ndarray, "P N"]) -> Int32[np.ndarray, "P N"]:
-        """The negatives of each pair by first rows; `PADDING_ID` for texts that any pair says are relevant, counted on stderr."""
+        """The negatives of each pair by first rows; `PADDING_ID` for texts that are relevant in any pair, counted on stderr."""
         rows, pairs = self.first(name, np.asarray(rows)), self.by_text.astype(np.int64)
         query, doc = (pairs[:, :1], rows) if name == "neg_docs" else (rows.astype(np.int64), pairs[:, 1:])
         known = np.unique(pairs[:, 0] << 32 | pairs[:, 1])
         wanted = np.where(rows == PADDING_ID, PADDING_ID, query << 32 | doc)
         is_relevant = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
         if number := int(np.count_nonzero(is_relevant)):
-            outputs.tell(
-                f"{self.name}: hard negatives left out, as another row says that they are relevant to the same query: {number}."
-            )
+            outputs.tell(f"{self.name}: hard negatives left out, as they are relevant to the same query in another row: {number}.")
         return np.where(is_relevant, PADDING_ID, rows)
 
 
@@ -191,6 +189,7 @@ class PairBatches:
         pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
+        epoch_steps: batches in an epoch; None if the batches hold pairs of other sources too.
     """
 
     def __init__(
@@ -221,10 +220,11 @@ class PairBatches:
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
-        self._plan, self._positives = None, None
+        self._plan, self._positives, self.epoch_steps = None, None, None
         if not share.is_joined:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            self.epoch_steps = self._plan.num_batches
             if self._plan.num_left_out >= 0.01 * len(by_text):
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(

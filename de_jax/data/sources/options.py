@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
+from de_jax.types import FieldName
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -25,6 +25,8 @@ class PairsOptions:
         doc_tokenizer: the document tower's, where it differs.
         query_prompt, doc_prompt: text before every query or document, for example "query: ". None keeps the tokenizer's own prompt,
             and "" is for no prompt.
+        doc_fields: fields of documents that are separated by the tokenizer's own token, such as ("title", "text") for
+            `[CLS] title [SEP] text [SEP]`; also "url". None keeps the tokenizer's own, and () joins title and text by a blank.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
@@ -70,6 +72,7 @@ class PairsOptions:
     doc_tokenizer: TokenizerSource | None = None
     query_prompt: str | None = None
     doc_prompt: str | None = None
+    doc_fields: tuple[FieldName, ...] | None = None
     batch_size: PositiveInt = 512
     max_query_length: PositiveInt = 64
     max_doc_length: PositiveInt = 256
@@ -129,18 +132,14 @@ class Share:
 
 def parts_of(source: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """The sources of a mixture; of any other source itself."""
-    with contextlib.suppress(KeyError):
-        if isinstance(found := bound(source, "sources"), Mapping) and found:
-            return tuple(found.values())
-    return (source,)
+    found = bound(source, "sources")
+    return tuple(found.values()) if isinstance(found, Mapping) and found else (source,)
 
 
 def options_of(source: Callable[..., Any]) -> PairsOptions | None:
     """The settings of a source of pairs, where it has such."""
-    with contextlib.suppress(KeyError):
-        found = bound(source, "options")
-        return found if isinstance(found, PairsOptions) else None
-    return None
+    found = bound(source, "options")
+    return found if isinstance(found, PairsOptions) else None
 
 
 def texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
