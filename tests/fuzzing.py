@@ -27,14 +27,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fuzz import models, outputs, sentence_models, settings, t5x_checkpoints, task_files, text_files, vocabularies
+from fuzz import foreign_files, models, outputs, sentence_models, settings, t5x_checkpoints, task_files, text_files, vocabularies
 from fuzz.damage import HARMLESS, MUTATORS, kind_of, put_elsewhere, restore
 from fuzz.reader import Reader
 
 from de_jax.files import folders
 from de_jax.types import InputError
 
-FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files)
+FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files, foreign_files)
 SECONDS, WAIT_SECONDS, MAX_KB = 10, 120, 1 << 20
 """Of computing and of waiting, so that a busy machine makes no failures."""
 

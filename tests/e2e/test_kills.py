@@ -208,7 +208,7 @@ def inputs(finished_run, dataset_dir, tmp_path_factory):
     (folder / "predicted.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     negatives, exported, generator = folder / "negatives", folder / "exported", folder / "generator"
     spiece = dataset_dir / "spiece.model"
-    sizes = ["--num_steps=1", "--batch_size=2", "--max_query_length=8", "--max_doc_length=16", "--dtype=float32"]
+    sizes = ["--num_steps=1", "--batch_size=8", "--max_query_length=8", "--max_doc_length=16", "--dtype=float32"]
     with pytest.MonkeyPatch.context() as patch:
         smallest = T5Config(model_dim=32, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32)
         patch.setitem(doc2query.SIZES, "tiny", smallest)
