@@ -189,7 +189,7 @@ class PairBatches:
         pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
-        epoch_steps: batches in an epoch; None if the batches hold pairs of other sources too.
+        epoch_steps, num_left_out: batches in an epoch, and pairs that it leaves out; None if batches hold other sources too.
     """
 
     def __init__(
@@ -220,11 +220,11 @@ class PairBatches:
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
-        self._plan, self._positives, self.epoch_steps = None, None, None
+        self._plan, self._positives, self.epoch_steps, self.num_left_out = None, None, None, None
         if not share.is_joined:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
-            self.epoch_steps = self._plan.num_batches
+            self.epoch_steps, self.num_left_out = self._plan.num_batches, self._plan.num_left_out
             if self._plan.num_left_out >= 0.01 * len(by_text):
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(
@@ -235,11 +235,6 @@ class PairBatches:
             if options.mask_positives and np.bincount(by_text[:, 0]).max() > 1:  # else `mask_duplicates` masks the only one
                 self._positives = positives_of(by_text, pairs.query_store.num_texts)
         self._layouts: dict[str, layout.Layout] = {}
-
-    @property
-    def num_left_out(self) -> int | None:
-        """How many pairs an epoch leaves out; None where the batches hold pairs of other sources too."""
-        return self._plan.num_left_out if self._plan else None
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
