@@ -145,7 +145,7 @@ def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]
 
 
 def deepest(measures: Sequence[str]) -> int:
-    """The deepest rank that one of the measures looks at; 0 where none has a cut-off."""
+    """The deepest rank that one of the measures looks at; 0 if none has a cut-off."""
     return max((_parse(measure)[1].params.get("cutoff", 0) for measure in measures), default=0)
 
 

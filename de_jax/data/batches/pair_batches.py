@@ -52,7 +52,7 @@ class TrainingPairs(NamedTuple):
         hashes: of "queries" and "docs" that the manifests of negatives must have; empty for no check.
         passages: of documents with several passages; the best one for a query counts.
         drop_identical_ids: a document with the id of a query is no negative of it; see `input_policy`.
-        query_tokenizer, doc_tokenizer: of the stores; None where nothing else is tokenized.
+        query_tokenizer, doc_tokenizer: of the stores; None if nothing else is tokenized.
         neg_docs, neg_queries: int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` where a pair has fewer.
         scores: float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without.
         dev_qrels: judgements that score checkpoints, of texts in the stores.
@@ -63,7 +63,7 @@ class TrainingPairs(NamedTuple):
         parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
         told: the warnings of the import, given again whenever the folder is opened.
-        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None where rows
+        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None if rows
             tell texts apart.
     """
 
@@ -140,7 +140,7 @@ class Negatives(NamedTuple):
     num_drawn: int
 
     def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
-        """Rows [B, num_drawn] for the pairs `chosen` [B], each mined one at most once; `PADDING_ID` where there are too few."""
+        """Rows [B, num_drawn] for the pairs `chosen` [B], each mined one at most once; `PADDING_ID` if there are too few."""
         mined = self.rows[chosen]  # [B, mined]
         random = np.random.default_rng(key).random(mined.shape)
         order = np.argsort(np.where(mined == PADDING_ID, 1.0, random), axis=1, kind="stable")[:, : self.num_drawn]
@@ -444,7 +444,7 @@ def _in_turn(rows: np.ndarray, texts: np.ndarray, most: int, epoch: int) -> np.n
 def full_batches(
     pairs: Int64[np.ndarray, "P 2"], order: Int64[np.ndarray, " O"], batch_size: int, unique_in_batch: bool
 ) -> Int64[np.ndarray, "S B"]:
-    """Rows of `pairs` in an order, one batch per row; where none may hold a text twice, as many as are found."""
+    """Rows of `pairs` in an order, one batch per row; if none may hold a text twice, as many as are found."""
     batch = np.arange(len(order)) // batch_size
     queries, docs = pairs[order].T
     displaced = _repeats(batch, queries) | _repeats(batch, docs) if unique_in_batch else np.zeros(len(order), bool)
