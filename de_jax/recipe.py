@@ -51,7 +51,7 @@ class Initialization:
     """The parameters before the first update.
 
     Attributes:
-        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
+        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining if they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.any_model.read` opens them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.

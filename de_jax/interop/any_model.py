@@ -51,7 +51,7 @@ def read(
     """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
 
     Args:
-        source: a folder as above; a name that is no folder is fetched, where there is a network.
+        source: a folder as above; a name that is no folder is fetched, if there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only if nothing else gives the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
