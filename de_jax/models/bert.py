@@ -14,8 +14,20 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import (
+    TABLE_STD,
+    Dropout,
+    Linear,
+    NumLayers,
+    Remat,
+    Table,
+    gelu,
+    make_layers,
+    places_of,
+    split_by_rows,
+    stream_dtype,
+    through_layers,
+)
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
