@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Texts = str | Iterable[str]
 else:
-    Texts = Any  # `_checked_texts` refuses other values and tells their place
+    Texts = Any  # `_checked_texts` refuses other values and names their place
 
 RUN_FORMAT = "run"
 NOT_JUDGED = "there is no way to judge: no query was held out of a training; ten or more questions of your own would do."
@@ -199,7 +199,7 @@ class Model:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
+        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" is the verdict in words."""
         from de_jax.evaluation import verdict
 
         return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": NOT_JUDGED}
@@ -445,7 +445,7 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
     """One text after another.
 
     Raises:
-        InputError: a value or an item that is not valid text; for an item, the message tells its place.
+        InputError: a value or an item that is not valid text; for an item, the message names its place.
     """
     if isinstance(texts, str):
         texts = [texts]

@@ -12,6 +12,7 @@ from de_jax.recipe import Recipe
 from de_jax.settings import Effort, NonNegativeInt, PositiveInt, Utilization, checked
 from de_jax.training.mesh import plan as compiling
 from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh.plan import Topology
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
 
@@ -24,7 +25,7 @@ NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
 @checked
 def plan(
     recipe: Recipe,
-    topology: str | compiling.Topology,
+    topology: str | Topology,
     *,
     batch_size: PositiveInt | None = None,
     query_length: PositiveInt | None = None,

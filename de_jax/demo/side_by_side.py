@@ -71,7 +71,7 @@ class Hit(NamedTuple):
     score: float
     title: str
     text: str  # begins with the title
-    url: str  # as the corpus says, or ""
+    url: str  # from the corpus, or ""
     ranks: Mapping[str, int]  # in a fusion, the document's rank in the other systems that hold it
     marks: Sequence[Mark] = ()
 
@@ -116,9 +116,9 @@ class SideBySide:
         for model, searcher in zip(self._models.values(), self._searchers.values(), strict=True):
             searcher.compile(min(COMPILED_TOKENS, model.run.query.max_length))
             searcher.ranked(np.zeros((1, model.embedding_dim), np.float32), self._depth)
-        for example in corpus.examples[:1]:  # compiles the marks, so that the first query does not wait for that
-            with contextlib.suppress(InputError):  # a query that the page would refuse too
-                self.marked(example, self.search(example, USUAL_RESULTS))
+        with contextlib.suppress(InputError):  # compiles the marks, so that the first query does not wait for that
+            first = next(iter([*corpus.examples, *corpus.texts.values()]))[:MAX_QUERY_CHARACTERS]
+            self.marked(first, self.search(first, USUAL_RESULTS))
 
     def search(self, query: str, k: float) -> list[Column]:
         """The k best documents of each system, nothing marked; InputError for a query or a k that `checked` refuses.

@@ -53,7 +53,7 @@ def read(
     Args:
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
-        only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
+        only_sizes: `params` are shapes; weights are read only if nothing else gives the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
         special_tokens: of a tokenizer of Hugging Face or sentence-transformers, see `foreign_tokenizers.read`.
 
@@ -79,8 +79,8 @@ def read(
 
         if pooling is None and is_there(folder / "config_sentence_transformers.json"):
             raise InputError(
-                f"{folder} holds config_sentence_transformers.json but not modules.json, which says how texts are embedded; copy "
-                "it again."
+                f"{folder} holds config_sentence_transformers.json but not modules.json, which describes the embedding; copy it "
+                "again."
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if mark == "adapter_config.json":

@@ -29,7 +29,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class PretrainedSide(NamedTuple):
-    """How the texts of one tower were read, as far as a checkpoint of another library says."""
+    """How the texts of one tower were read, as far as a checkpoint of another library records it."""
 
     tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
     max_length: int  # tokens
@@ -74,7 +74,7 @@ def side_of(
     prompt: str | None = None,
     fields: Sequence[FieldName] | None = None,
 ) -> Side:
-    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, except for the given values.
+    """How a tower ("query" or "doc") reads its texts: as recorded in the checkpoint, except for the given values.
 
     Args:
         pretrained: the model.
@@ -280,7 +280,7 @@ def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in there[shard]:
-            raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} says it holds; copy both again.")
+            raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} lists; copy both again.")
     found = {}
     for shard, names in there.items():
         for name in names:

@@ -14,13 +14,25 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import (
+    TABLE_STD,
+    Dropout,
+    Linear,
+    NumLayers,
+    Remat,
+    Table,
+    gelu,
+    make_layers,
+    places_of,
+    split_by_rows,
+    stream_dtype,
+    through_layers,
+)
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
 MAX_DISTANCE = 128
-"""Tokens, from which on a relative position bias tells no distances apart."""
+"""Tokens, from which on a relative position bias is the same for all distances."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +74,7 @@ class BertConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
-    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # says nothing about a model with its parameters
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # no property of a model with its parameters
 
     def __post_init__(self) -> None:
         check_fields(self)

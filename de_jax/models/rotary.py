@@ -18,8 +18,20 @@ from jaxtyping import Bool, Float, Int
 
 from de_jax.models import positions
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
-from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import (
+    TABLE_STD,
+    Dropout,
+    Linear,
+    NumLayers,
+    Remat,
+    Table,
+    gelu,
+    make_layers,
+    places_of,
+    split_by_rows,
+    stream_dtype,
+    through_layers,
+)
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -62,7 +74,7 @@ class RotaryConfig:
         window: the farthest earlier token that a token of a local layer sees, in tokens; 0 for none.
         window_after: the farthest later one, where it differs (T5Gemma 2).
         rope_base, local_rope_base: the longest wavelength of positions is near 2 pi times this, in global and in local layers.
-        rope_factor: positions of global layers are divided by this, in the dimensions that `rope_scaling` tells.
+        rope_factor: positions of global layers are divided by this, in the dimensions that `rope_scaling` chooses.
         rope_scaling, rope_length, rope_few_turns, rope_many_turns: see `positions.speeds`.
         query_scale: factor of the attention scores; None for 1 / sqrt(head_dim).
         attention_cap: scores are squashed into (-cap, cap) by tanh (Gemma 2); None leaves them.
@@ -121,7 +133,7 @@ class RotaryConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
-    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # says nothing about a model with its parameters
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # no property of a model with its parameters
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -183,7 +195,7 @@ class RotaryConfig:
             layers: counted from 0, in their order.
 
         Raises:
-            InputError: no `global_every` says which of them are global, or the first one's norm is the embeddings' and left out.
+            InputError: no `global_every` fits their global layers, or the first one's norm is the embeddings' and left out.
 
         Example:
             >>> config = RotaryConfig(num_layers=6)

@@ -11,8 +11,7 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.models.layers import Dropout, Linear, NumLayers, Remat, make_layers, split_by_rows, stream_dtype, through_layers
 from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 

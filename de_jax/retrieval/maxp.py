@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
-from de_jax.retrieval.index import Index, check_depth, empty_ranking
+from de_jax.retrieval.index import Index, empty_ranking
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -64,7 +64,6 @@ class MaxPIndex:
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; fewer fill up with row -1 and score -inf."""
-        check_depth(k)
         found = empty_ranking(len(queries), k)
         num_wanted = min(k, self._num_docs)
         enough = min((num_wanted - 1) * self._most_passages + 1, len(self._doc_rows))

@@ -123,6 +123,7 @@ def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir,
         }
         cli.call("train", arguments(dataset_dir, tmp_path, **changes))
         summary = json.loads(capsys.readouterr().out)
+        assert summary["epochs"] == summary["step"] / 5  # 80 pairs, 16 in a batch
         return summary["step"], summary["stopped"]
 
     stop_at(5)

@@ -50,7 +50,7 @@ from de_jax.training.run.settings import Devices, Logging
 HERE = Path(__file__).parent
 STEPS = (0, 1, 2, 9)  # of an epoch of 7 to 10 batches
 SEEDS = (0, 1, 2)
-OPTIONS = {"batch_size": 8, "max_query_length": 16, "max_doc_length": 48, "length_multiple": 8}
+OPTIONS = {"batch_size": 8, "max_query_length": 16, "max_doc_length": 48, "length_multiple": 8, "mask_positives": False}
 WORDS = ("apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder", "old", "green", "sings", "falls", "and")
 NUM_QUERIES, NUM_DOCS = 40, 60
 

@@ -1,5 +1,6 @@
 """The page to try a model, without Gradio: rankings, marks, HTML and messages."""
 
+import asyncio
 import functools
 import json
 import socket
@@ -175,6 +176,22 @@ def test_inputs_are_bounded_and_the_page_says_how(systems, query, k, message):
 
 
 @pytest.mark.soak
+def test_a_request_of_a_wrong_type_is_answered_with_a_sentence_and_leaves_no_traceback():
+    class Error(Exception):
+        def __init__(self, message, print_exception):
+            assert not print_exception
+            super().__init__(message)
+
+    async def preprocess_data(block, inputs):
+        return [inputs[0], inputs[1] > 1]  # as Gradio's slider compares
+
+    read = gradio_page._refusing(SimpleNamespace(Error=Error), preprocess_data)
+    assert asyncio.run(read("block", ["a", 5])) == ["a", True]
+    for inputs in (["a", "5"], ["a"], []):
+        with pytest.raises(Error, match=r"send a query and a number of results from 1 to 20\."):
+            asyncio.run(read("block", inputs))
+
+
 def test_the_page_gets_results_first_and_marks_after(systems):
     first, second = gradio_page.answers(systems, "red fox", 2)
     assert (first.count("<mark") < second.count("<mark")) == (first.count('dj-hit"') == second.count('dj-hit"') == 8)

@@ -209,6 +209,14 @@ def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill)
     again.wait(60)
 
 
+@pytest.mark.parametrize("flag", ["--skip_empty", "--embeddings_dir=kept", "--index=IVF1,Flat"])
+def test_flags_of_a_search_need_a_corpus(trained, flag):
+    with pytest.raises(InputError, match="changes nothing without --dataset_dir"):
+        cli.call("serve", [f"--run_dir={trained[0]}", flag])
+    with pytest.raises(InputError, match="nowhere"):
+        cli.call("serve", [f"--run_dir={trained[0]}", "--dataset_dir=nowhere", flag])
+
+
 def test_what_cannot_be_served_is_refused(trained, monkeypatch):
     model = de_jax.load(trained[0])
     model.max_passages = 2

@@ -68,7 +68,7 @@ class CurriculumTexts:
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
     def check_room(self, max_length: int) -> None:
-        """Says which part of the generated queries documents have no room for; `InputError` where it is all of them."""
+        """Warns about the share of the generated queries without room in documents; `InputError` if it is all of them."""
         share = self.store.share_without_room(max_length)
         if share == 1:
             raise InputError(

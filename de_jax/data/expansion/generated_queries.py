@@ -119,16 +119,16 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, as many as the manifest says; a lost part would otherwise be skipped."""
+    """The documents, as many as in the manifest; a lost part would otherwise be skipped."""
     num_found = 0
     for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
         yield doc
     if num_docs is not None and num_found != num_docs:
-        raise InputError(f"{manifest_file} says {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
+        raise InputError(f"{manifest_file} has {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
 
 
 def fingerprint(path: str | Path) -> str:
-    """Hex SHA-256 that tells an expansion from others."""
+    """Hex SHA-256 of an expansion."""
     path = Path(path)
     return reading.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 

@@ -76,7 +76,7 @@ class QueryTexts(Sequence[list[str]]):
         Args:
             texts, offsets, counts: of the folder, by its rows.
             rows: the folder's row of each document of the corpus; -1 for a document without queries.
-            name: of the folder, which tells it from others.
+            name: of the folder, which identifies it.
         """
         self._texts, self._offsets, self._rows = texts, offsets, rows
         self.counts = np.where(rows >= 0, counts[np.maximum(rows, 0)], 0).astype(np.int64)

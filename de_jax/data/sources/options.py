@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,8 +41,8 @@ class PairsOptions:
             scores and of mined negatives, as in BEIR's scores.
         seed: of the shuffling; None follows the run's, `Initialization.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
-        mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
-            mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
+        mask_positives: losses with `mask_duplicates` also mask documents that any training pair calls relevant to the query, in the
+            batch, mined or from a cache. Streams, which do not know all pairs, mask the pairs of equal queries or documents alone.
         pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
@@ -85,7 +84,7 @@ class PairsOptions:
     keep_identical_ids: bool = False
     seed: Seed | None = None
     unique_in_batch: bool = True
-    mask_positives: bool = False
+    mask_positives: bool = True
     pack: bool = True
     length_multiple: PositiveInt = 32
     negatives_dir: LocalPath = ""
@@ -133,18 +132,14 @@ class Share:
 
 def parts_of(source: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """The sources of a mixture; of any other source itself."""
-    with contextlib.suppress(KeyError):
-        if isinstance(found := bound(source, "sources"), Mapping) and found:
-            return tuple(found.values())
-    return (source,)
+    found = bound(source, "sources")
+    return tuple(found.values()) if isinstance(found, Mapping) and found else (source,)
 
 
 def options_of(source: Callable[..., Any]) -> PairsOptions | None:
     """The settings of a source of pairs, where it has such."""
-    with contextlib.suppress(KeyError):
-        found = bound(source, "options")
-        return found if isinstance(found, PairsOptions) else None
-    return None
+    found = bound(source, "options")
+    return found if isinstance(found, PairsOptions) else None
 
 
 def texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:

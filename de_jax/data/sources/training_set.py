@@ -42,7 +42,7 @@ class DevSet(NamedTuple):
 
 
 class QueriesForBoth(NamedTuple):
-    """Queries that both towers embed, each by its own tokenizer, so that it can be told how far apart the towers are."""
+    """Queries that both towers embed, each by its own tokenizer, to measure how far apart the towers are."""
 
     for_query_tower: TokenStore
     for_doc_tower: TokenStore
@@ -87,7 +87,7 @@ class TrainingSet(NamedTuple):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What tells the texts, the pairs and the dev set of each source from others, by its name; streams have none."""
+        """Hashes of the texts, the pairs and the dev set of each source, by its name; streams have none."""
         found = {name: (part.texts, part.dev and part.dev.qrels) for name, part in self.parts.items()}
         return {name: pairs.fingerprint(qrels) for name, (pairs, qrels) in found.items() if pairs}
 
@@ -319,7 +319,7 @@ def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], opti
 
 
 def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
-    """Says how many of the texts are longer than a batch holds of them."""
+    """Warns about texts that are longer than a batch holds of them."""
     docs = pairs.doc_store
     specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
     of_docs = ("max_doc_length", most)
@@ -330,7 +330,7 @@ def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
         of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
     of_sides = (("queries in training", ("max_query_length", options.max_query_length)), ("documents in training", of_docs))
     for side, (kind, limit) in enumerate(of_sides):
-        if limit[1] < 1:  # a curriculum then says how many queries have no room
+        if limit[1] < 1:  # a curriculum then reports the queries without room
             continue
         is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
         is_trained_on[pairs.pairs[:, side]] = True
@@ -362,7 +362,7 @@ def queries_for_both(
 
 
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
-    """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
+    """Identifies the texts of a BEIR folder: hex SHA-256 of the file of "queries" and of that of "docs"."""
     names = {"queries": "queries", "docs": "corpus"}
     return {kind: reading.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
 
@@ -387,7 +387,7 @@ def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of queries and of documents, with their prompts.
 
     Raises:
-        InputError: the queries' tokenizer has a prompt of its own, and nothing says what documents have.
+        InputError: the queries' tokenizer has a prompt of its own, and that of documents is unknown.
     """
     query_tokenizer = opened(options.tokenizer)
     doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer

@@ -1,4 +1,4 @@
-"""Documents as one text each that still knows its fields: url, title and text."""
+"""Documents as one text each, from which its fields can be taken: url, title and text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Document(str):
 
 
 def document(title: str, text: str, url: str = "") -> str:
-    """A title, a blank and a text, as one text whose fields `field_of` tells apart; "" if neither shows anything."""
+    """A title, a blank and a text, as one text whose fields `field_of` separates; "" if neither shows anything."""
     title, url, whole = title.strip(), url.strip(), input_policy.shown(f"{title} {text}")
     if not whole or not (title or url):
         return whole

@@ -111,7 +111,7 @@ class Reading:
         self._by_names: dict[tuple[str, ...], Columns] = {}
 
     def examples(self) -> Iterator[Example]:
-        """Yields what each row says.
+        """Yields the contents of each row.
 
         Raises:
             InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
