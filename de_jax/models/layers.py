@@ -59,6 +59,11 @@ def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype
 
 
+def gate_inputs(gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> tuple[Float[Array, "b L F"], Float[Array, "b L F"]]:
+    """Both as they are; an accelerator writes their gradients once, in place of computing them in each of four products."""
+    return (gate, x) if platform() == "cpu" else jax.lax.optimization_barrier((gate, x))
+
+
 def split_by_rows(x: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
     """`x` with its rows on the devices that have those rows of the batch; of no effect where no mesh is set.
 
@@ -287,10 +292,15 @@ class HashedDropout(NamedTuple):
     seeds: Any  # uint32 [2]
     dropped: int  # of 65,536
 
-    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        strides = [math.prod(x.shape[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
-        places = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides))
-        return self.at(functools.reduce(jnp.add, places), x)
+    def __call__(self, x: Float[Array, ...], together: int = 1) -> Float[Array, ...]:
+        """`x` with values dropped, so many neighbours of the last axis at once."""
+        sizes = (*x.shape[:-1], x.shape[-1] // together)
+        strides = [math.prod(sizes[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
+        places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
+        places[-1] //= np.uint32(together)
+        return self.at(
+            functools.reduce(jnp.add, (place * np.uint32(stride) for place, stride in zip(places, strides, strict=True))), x
+        )
 
     def at(self, places: Array, x: Array) -> Array:
         """Of values at these places, uint32, of an array."""

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models import positions
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gate_inputs, gelu, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -299,8 +299,9 @@ class GatedFeedForward(nn.Module):
     def __call__(self, x: Float[Array, "b L E"]) -> Float[Array, "b L E"]:
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         std = x.shape[-1] ** -0.5
-        gate, linear = (Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x) for name in ("wi_0", "wi_1"))
-        hidden = ACTIVATIONS[config.activation](gate) * linear
+        linear = lambda name: Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x)  # noqa: E731
+        gate, hidden = gate_inputs(linear("wi_0"), linear("wi_1"))
+        hidden = ACTIVATIONS[config.activation](gate) * hidden
         return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.has_mlp_out_bias, name="wo")(hidden)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.models.layers import Dropout, Linear, gate_inputs, split_by_rows, stream_dtype
 from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -135,7 +135,8 @@ class FeedForward(nn.Module):
         truncated = config.initializers == "t5x"
         linear = lambda name: Linear(config.mlp_dim, std, dtype, truncated=truncated, name=name)(x)  # noqa: E731
         if config.activation == "gated_gelu":
-            hidden = nn.gelu(linear("wi_0"), approximate=True) * linear("wi_1")
+            gate, hidden = gate_inputs(linear("wi_0"), linear("wi_1"))
+            hidden = nn.gelu(gate, approximate=True) * hidden
         else:
             hidden = nn.relu(linear("wi"))
         hidden = config.dropout()(hidden, deterministic, segments)
