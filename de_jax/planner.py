@@ -72,8 +72,6 @@ def plan(
         >>> from de_jax.models.dual_encoder import DualEncoder
         >>> from de_jax.models.t5 import T5Config
         >>> from de_jax.models.tower import TowerConfig
-        >>> from de_jax.recipe import Optimization
-        >>> from de_jax.training.optim.optimizer import adamw
         >>> encoder = T5Config(vocab_size=50, model_dim=8, num_layers=0, num_heads=1, head_dim=8, mlp_dim=8, dropout_rate=0.0)
         >>> tower = TowerConfig(encoder, projection_dim=8)
         >>> options = PairsOptions(tokenizer="data/spiece.model", batch_size=16)
@@ -81,7 +79,6 @@ def plan(
         ...     model=DualEncoder(query=tower, doc=tower),
         ...     data=partial(beir_pairs, "data/scifact", options=options),
         ...     loss=partial(samtone, temperature=0.05),
-        ...     optimization=Optimization(optimizer=adamw),
         ... )
         >>> needs = plan(recipe, "cpu:2", doc_length=32)
         >>> needs["mesh"], needs["num_parameters"], needs["batch_size"]
