@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import toy_run
+from often import often
 from pretrained_folders import TEXTS, write, write_encoder, write_sentence_transformer
 
 import de_jax
@@ -64,7 +65,7 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
     assert scores["ndcg@10"] == pytest.approx(report["dense"]["ndcg@10"])
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", often(SOURCES, "sentence-transformers", "peft"))
 def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
     settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 2}
     settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
@@ -83,7 +84,7 @@ def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
 SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder', 'encoder', 'projection')"}
 
 
-@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("shared", often(SHARED, "projection"))
 def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_path, capsys, shared):
     data = made[1]
     lengths = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30}

@@ -122,12 +122,11 @@ def test_each_device_of_a_mesh_has_its_rows_and_heads(monkeypatch, num_heads, nu
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (T5Config, {"head_dim": 8}),
-        (BertConfig, {}),
-        (RotaryConfig, {"head_dim": 8, "window": 4, "global_every": 3}),
-        (RotaryConfig, {"head_dim": 8, "num_kv_heads": 2, "causal": True}),
+        pytest.param(T5Config, {"head_dim": 8}, id="T5"),
+        pytest.param(BertConfig, {}, id="BERT", marks=pytest.mark.soak),
+        pytest.param(RotaryConfig, {"head_dim": 8, "window": 4, "global_every": 3}, id="windows"),
+        pytest.param(RotaryConfig, {"head_dim": 8, "num_kv_heads": 2, "causal": True}, id="causal", marks=pytest.mark.soak),
     ],
-    ids=["T5", "BERT", "windows", "causal"],
 )
 def test_every_kind_of_encoder_computes_what_the_plain_form_does(config, options, scan_layers):
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, 32, (3, 24)) * (np.arange(24) < [[24], [17], [3]]))
