@@ -18,7 +18,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+import urllib.error
+import urllib.request
 import venv
 from pathlib import Path
 
@@ -32,6 +35,8 @@ BEGIN, END = "# begin: filled in by `python -m release`", "# end"
 LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s]+)(?=\))")
 SMOKE = ("tests/losses", "tests/test_settings.py", "tests/test_cli.py", "tests/test_extras.py")
 """Tests of the sdist that run each time, minutes less than all of them."""
+SECONDS_TO_START = 300
+"""For README's server to answer."""
 TABLE = """
 import csv
 from de_jax.data.text import beir
@@ -118,7 +123,7 @@ def build(work: Path, repository: str) -> list[Path]:
 
 def try_wheel(work: Path, wheel: Path) -> None:
     """Installs the wheel alone and runs every verb, the quickstart, a search and all exports with it."""
-    python = _environment(work / "wheel", f"{wheel}[transformers]")
+    python = _environment(work / "wheel", f"{wheel}[transformers,serve]")
     _run(python, ROOT / "tests" / "installed_wheel.py", cwd=_folder(work / "elsewhere"), env=_alone(work))
 
 
@@ -131,9 +136,9 @@ def try_sdist(work: Path, sdist: Path, all_tests: bool) -> None:
 
 
 def try_readme(work: Path, model: str) -> None:
-    """Runs README from top to bottom with the installed wheel: its Python, and its commands of `de-jax` that end by themselves.
+    """Runs README from top to bottom with the installed wheel: its Python, its commands of `de-jax`, and a request to its server.
 
-    `qa.csv` is made of the quickstart's questions; the number of updates is 2.
+    `qa.csv` is made of the quickstart's questions; the number of updates is 2. Prints the seconds of each.
     """
     place, python = _folder(work / "readme"), work / "wheel" / "bin" / "python"
     _run(python, "-c", TABLE, cwd=place, env=_alone(work))
@@ -143,10 +148,11 @@ def try_readme(work: Path, model: str) -> None:
             _run(python, "-c", block, cwd=place, env=_alone(work))
             continue
         for line in block.splitlines():
-            if line.startswith("de-jax ") and not line.startswith("de-jax serve "):
+            if line.startswith("de-jax "):
                 _, *words = shlex.split(line, comments=True)
                 short = ["--num_steps=2", "--batch_size=8"] if words[0] == "fine_tune" else []
-                _run(python.parent / "de-jax", *words, *short, cwd=place, env=_alone(work))
+                start = _ask_server if words[0] == "serve" else _run
+                start(python.parent / "de-jax", *words, *short, cwd=place, env=_alone(work))
 
 
 def left_to_do(repository: str, docs: str, built: list[Path]) -> str:
@@ -214,9 +220,34 @@ def _environment(folder: Path, *packages: str) -> Path:
     return python
 
 
-def _run(*command: object, cwd: Path | None = None, env: dict[str, str] | None = None, quiet: bool = False) -> None:
-    print("$", *command, flush=True) if not quiet else None
-    subprocess.run([str(part) for part in command], cwd=cwd, env=env, check=True, stdout=subprocess.DEVNULL if quiet else None)
+def _run(*command: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    print("$", *command, flush=True)
+    start = time.monotonic()
+    subprocess.run([str(part) for part in command], cwd=cwd, env=env, check=True)
+    print(f"  {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _ask_server(*command: object, cwd: Path, env: dict[str, str]) -> None:
+    """Starts the server, asks it for one embedding, and ends it."""
+    print("$", *command, flush=True)
+    start = time.monotonic()
+    server = subprocess.Popen([str(part) for part in command], cwd=cwd, env=env)
+    body = json.dumps({"model": "query", "input": "how do I open a file?"}).encode()
+    request = urllib.request.Request("http://127.0.0.1:8000/v1/embeddings", body, {"Content-Type": "application/json"})
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(request) as answer:
+                    found = json.load(answer)["data"][0]["embedding"]
+                break
+            except urllib.error.URLError:
+                if server.poll() is not None or time.monotonic() - start > SECONDS_TO_START:
+                    raise InputError("the server of README gave no embedding.") from None
+                time.sleep(0.5)
+    finally:
+        server.terminate()
+        server.wait()
+    print(f"  {time.monotonic() - start:.0f} s to a vector of {len(found)} numbers", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from de_jax.flags import Bindings, Line, rules
-from de_jax.settings import (
-    LocalPath,
-    NonNegativeFloat,
-    PositiveInt,
-    Range,
-    Share,
-)
-from de_jax.types import Backend, InputError
+from de_jax.settings import LocalPath, NonNegativeFloat, PositiveInt, Range, Share
+from de_jax.types import Backend, FieldName, InputError
 
 if TYPE_CHECKING:
     from de_jax.data.text.sides import Side
@@ -37,8 +31,6 @@ GPUMode = Literal["shard", "replicate"]
 Form = Literal["views", "typical", "typical_as_is", "document"]
 SpecialTokens = Literal["text", "as_transformers"]
 Port = Annotated[int, Range(1, 65535)]
-Effort = Annotated[float, Range(-1, 1)]
-Utilization = Annotated[float, Range(0.001, 1)]
 
 MEANINGS = {
     "dataset_dir": "a BEIR folder",
@@ -50,12 +42,13 @@ MEANINGS = {
     "max_doc_length": "tokens; default the model's",
     "query_prompt": 'text before every query, such as "query: "; default the model\'s; "" removes it',
     "doc_prompt": "text before every document; default the model's",
+    "doc_fields": "fields of documents that [SEP] or </s> separates: url, title, text; default the model's",
     "embeddings_dir": "embeddings from encode corpus; default the run's own",
     "negatives_dir": "a generation of hard negatives, or a folder of generations: its newest complete one",
     "model": "a run, a folder with a model, or a hub name",
     "step": "checkpoint of a run: a step, or best; default the newest",
     "tokenizer": "a spiece.model or tokenizer.json, or a folder with either",
-    "texts_per_shard": "texts encoded at a time; a stopped command continues after them",
+    "texts_per_shard": "texts laid out together; a shard has a multiple of them",
     "memory_fraction": "share of the GPU's memory for this process, if several use it",
     "cache_dir": "folder of tokenized texts; default $DE_JAX_CACHE",
     "dtype": (
@@ -134,9 +127,9 @@ class Index:
 @rules(
     without={
         "run_dir": (
-            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim"),
-            *("dtype", "backend", "index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16"),
-            *("faiss_on_disk", "passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
+            *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "doc_fields"),
+            *("embedding_dim", "dtype", "backend", "index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode"),
+            *("faiss_float16", "faiss_on_disk", "passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
         )
     }
 )  # BM25 alone reads whole documents, generated queries behind them
@@ -157,6 +150,7 @@ class Scored(Index):
     max_passages: PositiveInt | None = None
     query_prompt: str | None = None
     doc_prompt: str | None = None
+    doc_fields: tuple[FieldName, ...] | None = None
     embedding_dim: PositiveInt | None = None
     dtype: AnyDtype = "auto"
     backend: Backend = "jax"
@@ -171,7 +165,7 @@ class Scored(Index):
             return None
         run = open_model(self.run_dir, self.step, precision(self.dtype, self.backend))
         query = changed_side(run, "query", self.max_query_length, self.query_prompt)
-        doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt)
+        doc = changed_side(run, "doc", self.max_doc_length, self.doc_prompt, self.doc_fields)
         if self.max_passages is not None:
             doc = doc._replace(max_passages=self.max_passages)
         if passage_length:
@@ -197,14 +191,12 @@ class Expand:
     max_generated_length: PositiveInt = 32
 
     def expanded(self) -> Expansion | None:
-        """The expansion, or None. Raises InputError: no such expansion."""
+        """The expansion, or None."""
         if not self.expansion:
             return None
         from de_jax.retrieval.expanded_search import Expansion
 
-        found = Expansion(self.expansion, self.num_generated, self.expand_as, self.max_generated_length)
-        found.check()
-        return found
+        return Expansion(self.expansion, self.num_generated, self.expand_as, self.max_generated_length)
 
 
 @rules(beside={"no_bm25": ("k1", "b"), "expansion": ("passage_length",)}, without={"passage_length": ("passage_stride",)})
@@ -308,7 +300,7 @@ class Shards:
         """The part of the work that --shard or --distributed names; None for all of it.
 
         Raises:
-            InputError: not such a part, no cluster that says so, or a process that cannot compute by itself.
+            InputError: not such a part, no cluster that sets it, or a process that cannot compute by itself.
         """
         if not self.shard and not self.distributed:
             return None
@@ -399,7 +391,7 @@ def open_model(source: str, step: str | None = None, dtype: str | None = None) -
 
 
 def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
-    """The precision of encoding, float32 in onnxruntime; says on stderr what "auto" chose."""
+    """The precision of encoding, float32 in onnxruntime; prints on stderr what "auto" chose."""
     if backend.startswith("onnx"):
         return "float32"
     if dtype != "auto":
@@ -411,11 +403,9 @@ def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
     return chosen
 
 
-def changed_side(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
-    """A side of a run, with the length and prompt of the flags if given."""
-    from de_jax.data.text.tokenizing import with_prompt
-
-    side = run.side(tower)
-    side = side._replace(tokenizer=with_prompt(side.tokenizer, prompt), max_length=max_length or side.max_length)
+def changed_side(run: Run, tower: str, max_length: int | None, *prompt_and_fields: Any) -> Side:
+    """A side of a run, with the length, prompt and fields of the flags if given."""
+    side = run.side(tower).with_prompt(*prompt_and_fields)
+    side = side._replace(max_length=max_length or side.max_length)
     run.model.check_length(tower, side.max_length)
     return side

@@ -97,7 +97,7 @@ def call(verb: str, argv: Sequence[str]) -> None:
 
     Raises:
         InputError: flags or inputs that cannot be used.
-        SystemExit: after --help, or where the command was told to stop.
+        SystemExit: after --help, or when the command was stopped.
     """
     report(command_of(verb), argv)
 

@@ -267,7 +267,7 @@ class _Builder:
 
 
 def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
-    """The settings by the names that they have in Python; names of before are said once, unless they are in a recipe of ours."""
+    """The settings by the names that they have in Python; old names are reported once, unless they are in a recipe of ours."""
     found, old = Settings(), {}
     for setting, one in bound.items():
         owner = root if setting.name == "train" else setting.name

@@ -16,6 +16,7 @@ import numpy as np
 
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
+from de_jax.data.text.fields import field_of
 from de_jax.model import load
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.settings import PositiveInt, Seed, checked
@@ -58,10 +59,8 @@ def read(path: str | Path) -> list[Document]:
     """
     folder = Path(path)
     if _corpus(folder):
-        corpus = beir.find_file(folder, "corpus")
-        titles = beir.titles_and_urls(corpus)
-        whole = beir.iter_docs(corpus, skip_empty=True)
-        found = [Document(name, titles[name][0], text.removeprefix(titles[name][0]).strip()) for name, text in whole]
+        texts = beir.iter_docs(beir.find_file(folder, "corpus"), skip_empty=True)
+        found = [Document(name, field_of(text, "title"), field_of(text, "text")) for name, text in texts]
     else:
         found = [one for file in sorted(_text_files(folder)) for one in _sections(file, str(file.relative_to(folder)))]
     if not found:

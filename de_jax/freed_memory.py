@@ -30,7 +30,7 @@ class _Heap(ctypes.Structure):
 
 
 def keep() -> None:
-    """Tells glibc to reuse freed memory instead of returning it to the system. On other systems this does nothing.
+    """Makes glibc reuse freed memory instead of returning it to the system. On other systems this does nothing.
 
     XLA allocates a computation's scratch memory again for each run. Every page of memory fresh from the system faults, which took
     two fifths of a step with 3.3 GiB of it. Small blocks that stay come to lie in the space of a large one, which is then allocated

@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.data.text.tokenizing import with_prompt
+from de_jax.data.text.fields import document
+from de_jax.data.text.tokenizing import bare, with_prompt
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
 from de_jax.interop import any_model
@@ -34,14 +35,14 @@ from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
 from de_jax.training.run.run_settings import origins
-from de_jax.types import Array, Backend, InputError
+from de_jax.types import Array, Backend, FieldName, InputError
 
 if TYPE_CHECKING:
     from de_jax.retrieval.vector_index import VectorIndex
 
     Texts = str | Iterable[str]
 else:
-    Texts = Any  # `_checked_texts` refuses other values and tells their place
+    Texts = Any  # `_checked_texts` refuses other values and names their place
 
 RUN_FORMAT = "run"
 NOT_JUDGED = "there is no way to judge: no query was held out of a training; ten or more questions of your own would do."
@@ -65,6 +66,7 @@ def load(
     tokenizer: str | Path | None = None,
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
+    doc_fields: Sequence[FieldName] | None = None,
     special_tokens: SpecialTokens | None = None,
     truncate_dim: int | None = None,
     dtype: str | None = "auto",
@@ -83,12 +85,12 @@ def load(
         pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
         query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
+        doc_fields: fields of documents that are separated, such as ("title", "text"); by default the model's, () for none.
         special_tokens: of a Hugging Face or sentence-transformers model, "text" (the default) reads "[SEP]" in a text as text, and
             "as_transformers" as the special token.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
             natively, else in float32 (always with onnxruntime), while `model.run` keeps the model's own; None encodes in that too.
-
         backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, in float32), "onnx-int8" or "openvino". They need the
             extras of their names.
 
@@ -110,6 +112,7 @@ def load(
         tokenizer=tokenizer,
         query_prompt=query_prompt,
         doc_prompt=doc_prompt,
+        doc_fields=doc_fields,
         special_tokens=special_tokens,
     )
     for note in run.notes:
@@ -148,7 +151,7 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
 
 def _kind(run: Run) -> Any:
     """What models share that can be merged: the shapes of their parameters, and their vocabularies."""
-    vocabularies = [with_prompt(side.tokenizer, "").fingerprint for side in (run.query, run.doc)]
+    vocabularies = [bare(side.tokenizer).fingerprint for side in (run.query, run.doc)]
     return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies
 
 
@@ -196,7 +199,7 @@ class Model:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" says it in words."""
+        """How the run's training did on held-out queries, see `evaluation.verdict.judge`; "sentence" is the verdict in words."""
         from de_jax.evaluation import verdict
 
         return verdict.of_run(self.run.run_dir) or {"result": "not judged", "sentence": NOT_JUDGED}
@@ -442,13 +445,15 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
     """One text after another.
 
     Raises:
-        InputError: a value or an item that is not valid text; for an item, the message tells its place.
+        InputError: a value or an item that is not valid text; for an item, the message names its place.
     """
     if isinstance(texts, str):
         texts = [texts]
     elif isinstance(texts, bytes | Mapping | set | frozenset) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise InputError(f"texts is {type(texts).__name__}; give a str, or a list, a column or other str in a fixed order.")
     for place, text in enumerate(texts):
+        if isinstance(text, Mapping) and {"text"} <= text.keys() <= {"url", "title", "text"}:
+            text = document(**{"title": "", **text})
         if not isinstance(text, str):
             raise InputError(f"the text in place {place} is {text!r:.60} ({type(text).__name__}); give str.")
         if not text.isascii():

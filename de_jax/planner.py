@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from de_jax import recipe_checks
 from de_jax.recipe import Recipe
-from de_jax.settings import PositiveInt, Range, checked
+from de_jax.settings import Effort, NonNegativeInt, PositiveInt, Utilization, checked
 from de_jax.training.mesh import plan as compiling
 from de_jax.training.mesh import sharding, sharding_rules
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
 
 GIB = 2**30
-Effort = Annotated[float, Range(-1, 1)]
-Utilization = Annotated[float, Range(0.001, 1)]
 SIZES = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
 """The sizes of a batch, and their names in `PairsOptions`."""
 NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
@@ -35,6 +33,7 @@ def plan(
     doc_rows: PositiveInt | None = None,
     effort: Effort = -1.0,
     mfu: Utilization = 0.4,
+    num_docs: NonNegativeInt = 0,
 ) -> dict[str, Any]:
     """Memory, FLOPs and collectives of the step that training would compile for some devices, by their compiler.
 
@@ -49,6 +48,7 @@ def plan(
         query_rows, doc_rows: how many rows of that length packed texts take; by default one a text.
         effort: the compiler's, from -1, done soonest, to 1. Training compiles at 0.
         mfu: the share of the chips' peak that the useful FLOPs reach, for device_hours.
+        num_docs: of the corpus that the run mines in, if it does, and that is encoded once to score it.
 
     Returns:
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
@@ -56,9 +56,9 @@ def plan(
         available_gib, and whether it fits, with the reason in why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed; attention, how the step computes it, ("fused",), ("plain",) or both; executed_flops of a
         step on all devices together and useful_flops, those of the towers and of a negative cache by formula; collectives, each
-        with the bytes that a device receives; estimate, the seconds that products and links take at least; device_hours of the run,
-        of all devices together, at `mfu`. A simulated device has no memory of its own and no speed: available_gib, fits, estimate
-        and device_hours are None.
+        with the bytes that a device receives; estimate, the seconds that products and links take at least; run_flops, as in
+        `outline`; device_hours of the run, of all devices together, at `mfu`. A simulated device has no memory of its own and no
+        speed: available_gib, fits, estimate and device_hours are None.
 
     Raises:
         InputError: an unknown topology, a mesh or a batch that it cannot share out, or sizes that neither the recipe nor the call
@@ -115,7 +115,8 @@ def plan(
         "attention": compiled.attention,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
-        "device_hours": _rounded(_total_flops(recipe, shape) / (mfu * chip.peak_flops * 3600)) if chip else None,
+        "run_flops": (run_flops := _run_flops(recipe, shape, num_docs, 0, num_docs)),
+        "device_hours": float(f"{sum(run_flops.values()) / (mfu * chip.peak_flops * 3600):.3g}") if chip else None,
         "mfu": mfu,
         "compile_seconds": round(compiled.compile_seconds, 1),
         "effort": effort,
@@ -123,33 +124,35 @@ def plan(
     }
 
 
-def outline(recipe: Recipe, *, num_docs: PositiveInt | None = None) -> dict[str, Any]:
+def outline(recipe: Recipe, *, num_docs: int = 0, num_queries: int = 0, num_scored: int = 0) -> dict[str, Any]:
     """The size and cost of a recipe's run, which are the same on any devices.
 
     Nothing is compiled, and neither data nor weights are read.
 
     Args:
         recipe: the settings of the run.
-        num_docs: of the corpus, to count the minings of a run that mines for itself; None leaves them out.
+        num_docs, num_queries: of the corpus and of training, which a run that mines for itself encodes at each mining.
+        num_scored: documents that are encoded to score the run.
 
     Returns:
         JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
-        optimizer's state on all devices together; useful_flops of a step, as in `plan`; and total_flops of all steps, with
-        evaluations of the dev split and minings.
+        optimizer's state on all devices together; useful_flops of a step, as in `plan`; run_flops, those of "training", "dev"
+        (evaluations of the dev split), "mining" and "scoring"; and total_flops, their sum.
 
     Raises:
         InputError: the recipe's data has no options, so its sizes are unknown.
     """
     shape = {**_sizes(recipe), "query_rows": None, "doc_rows": None, **recipe.texts_of_a_pair()}
-    state, useful = recipe.shapes(), _useful_flops(recipe, shape)
+    state, run_flops = recipe.shapes(), _run_flops(recipe, shape, num_docs, num_queries, num_scored)
     return {
         "num_steps": recipe.optimization.num_steps,
         **{name: value for name, value in shape.items() if value is not None},
         "num_parameters": _size(state.all_params),
         "num_trained_parameters": _size(state.params),
         "state_gib": _gib(_num_bytes(state)),
-        "useful_flops": useful,
-        "total_flops": _total_flops(recipe, shape, num_docs or 0),
+        "useful_flops": _useful_flops(recipe, shape),
+        "run_flops": run_flops,
+        "total_flops": sum(run_flops.values()),
     }
 
 
@@ -196,25 +199,25 @@ def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
     return total
 
 
-def _total_flops(recipe: Recipe, shape: dict[str, Any], num_docs: int = 0) -> float:
-    """Of all steps, of evaluations of the dev split, and of minings in a corpus of so many documents."""
+def _run_flops(recipe: Recipe, shape: dict[str, Any], num_docs: int, num_queries: int, num_scored: int) -> dict[str, float]:
+    """Of all steps, of evaluations of the dev split, of minings of documents and queries, and of scored documents."""
     num_steps, logging, options = recipe.optimization.num_steps, recipe.logging, recipe.options
     of_query, of_doc = (_forward(recipe, side, shape[f"{side}_length"]) for side in ("query", "doc"))
+    of_doc *= shape.get("max_passages", 1)
     evaluations = num_steps // logging.evaluate_every_steps + bool(logging.evaluate_start and recipe.initialization.init_from)
     of_dev = options.dev_max_queries * of_query + options.dev_max_docs * of_doc if options and options.dev_split else 0.0
     every_steps = recipe.negatives.mine_every_steps
-    minings = -(-num_steps // every_steps) if every_steps else 0
-    return _useful_flops(recipe, shape) * num_steps + evaluations * of_dev + minings * num_docs * (of_doc + of_query)
+    return {
+        "training": _useful_flops(recipe, shape) * num_steps,
+        "dev": evaluations * of_dev,
+        "mining": (-(-num_steps // every_steps) if every_steps else 0) * (num_docs * of_doc + num_queries * of_query),
+        "scoring": num_scored * of_doc,
+    }
 
 
 def _forward(recipe: Recipe, side: str, length: int) -> float:
     """FLOPs of a text of this length."""
     return compiling.forward_flops(getattr(recipe.model, side).encoder, np.array([length]))
-
-
-def _rounded(value: float) -> float:
-    """To three digits."""
-    return float(f"{value:.3g}")
 
 
 def _size(params: Params) -> int:

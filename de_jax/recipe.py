@@ -55,7 +55,7 @@ class Initialization:
     Attributes:
         seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
-            `interop.any_model.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
+            `interop.any_model.read` opens them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
         init_layers: for a tower of fewer layers than its source has, which of them it starts from, such as {"query": (0, 6)}.
 

@@ -52,7 +52,7 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
         base = [path for path in paths.all_paths(params) if adapters and not adapters.is_trained(path)]
         if fresh := [path for path in base if paths.matches(start.init_new, path)]:
             raise InputError(
-                f"{fresh[0]} starts fresh, as Initialization.init_new says, but with Recipe.adapters it would never be "
+                f"{fresh[0]} starts fresh by Initialization.init_new, but with Recipe.adapters it would never be "
                 "trained; name it in Lora.trained too."
             )
 

@@ -131,7 +131,7 @@ def keep(recipe: Any, run_dir: Path) -> None:
 
 
 def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
-    """Writes `data.json`, by which a continued run is told apart from one on other data; warns if they are others.
+    """Writes `data.json`, by which a continued run is compared with its data; warns if they are others.
 
     Args:
         fingerprints: of the sources by name, see `TrainingSet.fingerprints`.

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from de_jax import command, recipe_checks, recipe_file
+from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
@@ -56,8 +57,7 @@ def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
-        SystemExit: with code 75 after SIGTERM, which comes before a machine is taken away: the run is saved, and the same call
-            continues it.
+        SystemExit: with code 75 after SIGTERM; the run is saved, and the same call continues it.
     """
     summary = train_or_stop(recipe, run_dir)
     if summary["stopped"] == StopOnSignal.REASON:
@@ -137,6 +137,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
+        **({"epochs": round(int(state.step) / training.epoch_steps, 2)} if training.epoch_steps else {}),
         "seconds": round(time.monotonic() - began, 1),
         **counts(recipe, state),
         "stopped": stop.reason if stop else None,
@@ -193,6 +194,7 @@ def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: 
         mesh=mesh,
         batches=data.batches,
         batch_size=data.batch_size,
+        epoch_steps=data.batches.epoch_steps if isinstance(data.batches, PairBatches) else None,
         optimization=recipe.optimization,
         logging=recipe.logging,
         explanation=faults.Explanation(

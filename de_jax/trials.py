@@ -1,4 +1,4 @@
-"""Searches the settings of a fine-tuning on held-out queries, and says on others whether the best is better than the start.
+"""Searches the settings of a fine-tuning on held-out queries, and tests on others whether the best is better than the start.
 
 found = de_jax.tune("all-MiniLM-L6-v2", "qa.csv", run_dir="runs/tune", minutes=60)
 print(found.sentence)

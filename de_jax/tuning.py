@@ -1,4 +1,4 @@
-"""Fine-tunes a model on pairs of texts in one call, and says whether it helped.
+"""Fine-tunes a model on pairs of texts in one call, and measures whether it helped.
 
 tuned = de_jax.fine_tune("all-MiniLM-L6-v2", "qa.csv", run_dir="runs/qa")
 print(tuned.scores["sentence"])

@@ -30,6 +30,9 @@ Params = dict[str, Any]
 Backend = Literal["jax", "onnx", "onnx-int8", "openvino"]
 """What computes a tower that encodes: JAX, onnxruntime in float32 or in int8, or OpenVINO; all but JAX on the CPU."""
 
+FieldName = Literal["url", "title", "text"]
+"""A field of a document; see `data.text.fields`."""
+
 Metrics = dict[str, Any]
 """Scalars by name, float32, still on the device."""
 

@@ -143,6 +143,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             "PairsOptions.max_query_length": args.max_query_length,
             "PairsOptions.max_doc_length": args.max_doc_length,
             "PairsOptions.seed": seed,
+            "PairsOptions.mask_positives": False,  # but for the methods that set it
             "Initialization.seed": seed,
             "Optimization.optimizer": "@adamw",
             "Optimization.learning_rate": args.learning_rate,

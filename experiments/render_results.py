@@ -39,7 +39,7 @@ differences of nDCG@10.
 - *p* comes from a paired permutation test over the test queries, with the seeds averaged: it says whether the difference holds for
   other queries, not for other seeds. Holm's correction is applied where a design compares several arms.
 - *With seeds* counts seeds as a sample too: the mean effect, its interval of 95 %, and how many of the changes with p < .05 over
-  queries, up or down, have it with seeds too. [Seeds and queries](seeds.md) says how these are made.
+  queries, up or down, have it with seeds too. [Seeds and queries](seeds.md) describes these.
 - *SDE*: one tower embeds queries and documents. *ADE*: two towers share nothing. *ADE-SPL*: two towers share their projection.
 - *The batch's documents*: each query's negatives are the other documents of its batch (in-batch negatives).
 
@@ -181,7 +181,7 @@ def _seeds_page(themes: Mapping[str, Theme]) -> str:
     num_lost = sum(one.p >= LEVEL for one in told)
     lines = [_RENDERED.format("results/"), SEEDS]
     lost = f"**{num_lost} of these are not shown with seeds.**"
-    lines.append(f"Of {len(every)} recorded changes whose variance their p tells, {len(told)} have p < .05 over queries. {lost}")
+    lines.append(f"Of {len(every)} recorded changes whose p gives their variance, {len(told)} have p < .05 over queries. {lost}")
     for paper in _papers(themes):
         claims = [(number, claim) for number, claim in enumerate(paper.claims, start=1) if claim.effects]
         if claims:

@@ -72,7 +72,7 @@ def _finished(line: Sequence[str], name: str) -> str:
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
+    """The arguments of `parser`, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
     parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.Optimization.num_steps=100."
     parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
     args, rest = parser.parse_known_args(argv)

@@ -69,7 +69,7 @@ def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(
             f"experiments/{name}.yaml needs {need}{others}, which does not exist and is not the `results` of an earlier design; "
-            "docs/paper_recipes.md says where data come from."
+            "see docs/paper_recipes.md for the sources of data."
         )
     reports = []
     for design in designs:

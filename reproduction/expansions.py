@@ -84,8 +84,6 @@ def compare_expansions(
         for form in forms
         for number in sorted(num_generated, reverse=True)  # of the most views, those of fewer are a part
     }
-    for one in expansions.values():
-        one.check()
     by_seed = {name: of_seeds.split(",") for name, of_seeds in runs.items()}
     reports = {
         name: [_reports(folder, task, expansions, policy, step, chosen) for folder in of_seeds]

@@ -1,4 +1,4 @@
-"""A BERT that tells masked tokens (Devlin et al. 2019)."""
+"""A BERT that predicts masked tokens (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from de_jax.types import Array, Metrics, Params
 
 
 class MaskedTexts(NamedTuple):
-    """A batch for a model that tells masked tokens; int32."""
+    """A batch for a model that predicts masked tokens; int32."""
 
     tokens: Array  # [B, L], some of them masked; 0 is padding
     places: Array  # [B, M] which of a row's tokens are asked for

@@ -68,7 +68,7 @@ def of_generation(generation: Generation, *, num_docs: int, batch_size: float | 
     """The cost of a generation, without values that its manifest lacks.
 
     Args:
-        generation: its manifest tells seconds by stage; without "encode_queries" in it, queries count to "encode".
+        generation: its manifest has seconds by stage; without "encode_queries" in it, queries count to "encode".
         num_docs: of the corpus.
         batch_size: of the training that uses it.
     """

@@ -1,7 +1,7 @@
 """Recorded results: `results/<theme>.yaml`, from which docs/results.md and docs/results/ are rendered.
 
-A file is a `Theme` with entries by name. An entry (`Entry`) says how a result was made, and has its numbers and caveats. Its
-tables are written as in Markdown, and `scores` beside a table says which numbers the commands print again.
+A file is a `Theme` with entries by name. An entry (`Entry`) describes how a result was made, and has its numbers and caveats. Its
+tables are written as in Markdown, and `scores` beside a table names the numbers that the commands print again.
 """
 
 from __future__ import annotations

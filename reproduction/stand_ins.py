@@ -47,7 +47,7 @@ class StandIns:
 
 
 def read(needs: Needs, settings: Sequence[str]) -> Recipe:
-    """The recipe of a run; what its models leave to assumptions is told in training."""
+    """The recipe of a run; training warns about assumptions on its models."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*so these are assumed")
         return read_recipe([needs.gin_file], [*needs.bindings, *settings])

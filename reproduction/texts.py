@@ -16,8 +16,7 @@ from jaxtyping import Int64
 
 from de_jax.data.sources.options import Share, TokenizerSource
 from de_jax.data.sources.training_set import opened, store_dir
-from de_jax.data.stores.corpus import TokenStore, cached_token_store
-from de_jax.data.stores.joining import joined
+from de_jax.data.stores.corpus import TokenStore, cached_token_store, one_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer, mask_id
 from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
@@ -167,7 +166,7 @@ def _open(options: TextsOptions) -> tuple[Tokenizer, TokenStore]:
     tokenizer, cache_dir = opened(options.tokenizer), store_dir(options.cache_dir)
     files = [beir.find_file(texts, "corpus") if Path(texts).is_dir() else Path(texts) for texts in options.texts]
     stores = [cached_token_store(file, tokenizer, cache_dir, skip_empty=options.skip_empty) for file in files]
-    return tokenizer, joined(stores, tokenizer, cache_dir)
+    return tokenizer, one_store(stores, tokenizer, cache_dir)
 
 
 def _corrupted(

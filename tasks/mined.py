@@ -68,7 +68,7 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
     for suffix, file_name in (("queries", "queries"), ("docs", "corpus")):
         source = seqio.TaskRegistry.get(f"{task}_{suffix}").source
         for path in source.files(TEXTS_SPLIT) if isinstance(source, registering.FilesSource) else ():
-            # A generation knows the files of a BEIR folder; the same texts may lie in other files.
+            # A generation names the files of a BEIR folder; the same texts may lie in other files.
             is_beir = Path(path).name.partition(".")[0] == file_name
             if is_beir and generation.manifest.get(suffix, reading.sha256_of(path)) != reading.sha256_of(path):
                 raise InputError(f"{generation.folder} was mined from other {suffix} than those of {path}; mine again.")

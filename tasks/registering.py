@@ -178,7 +178,7 @@ def _dataset(
             while chunk := own.run(lambda: list(itertools.islice(records, _CHUNK_RECORDS))):
                 yield {name: [_value(record[name], name) for record in chunk] for name in features}
         except InputError as error:
-            raise InputError(str(error)) from None  # TensorFlow tells the class by its name
+            raise InputError(str(error)) from None  # TensorFlow finds the class by its name
 
     signature = {name: tf.TensorSpec((None,), tf.int32 if name == "relevance" else tf.string) for name in features}
     dataset = tf.data.Dataset.from_generator(chunks, output_signature=signature).unbatch()

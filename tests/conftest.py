@@ -29,8 +29,10 @@ WITH_SHAPES = (
 install_import_hook([f"de_jax.{name}" for name in WITH_SHAPES], "beartype.beartype").__enter__()
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
-QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1"
 """XLA flags without a setting in JAX; read when the first program is compiled."""
+if jax.__version_info__ < (0, 11):  # later versions end the process at this flag
+    QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_configure(config):

@@ -28,6 +28,8 @@ BANNED = {
     r"\b(goes|go|went) on\b": "'continues'",
     r"\bno (more|longer) \w+ than\b": "positive form",
     r"\b(as|than) (it|they) (comes?|came)\b": "'original', 'unchanged'",
+    r"\b(tells|is told|are told|has not got|knows)\b": "'gives', 'names', 'records', 'has'",
+    r"\bsays (how|which|who|what|where|why|so|no|nothing|that)\b": "'names', 'gives', 'reports'",
     r"^#+ (Who|What|Where|Why)\b.*": "a heading names the topic",
     r"^#+ .*\?$": "a heading names the topic",
     r"\?\s+(?-i:[A-Z])[^.?]*\?": "statements instead of questions in a row",

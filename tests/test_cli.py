@@ -14,7 +14,7 @@ from de_jax import arguments, cli, command, gin_settings
 from de_jax.data.text import msmarco
 from de_jax.interop import export, foreign_tokenizers, huggingface
 from de_jax.models import processor
-from de_jax.retrieval import encode, expanded_search, faiss_index
+from de_jax.retrieval import encode, faiss_index
 from de_jax.tools import doc2query
 from de_jax.types import InputError
 
@@ -140,7 +140,6 @@ def test_choices_of_flags_are_those_of_the_library():
     assert arguments.Dtype == processor.Dtype
     assert typing.get_args(arguments.AnyDtype) == ("auto", *typing.get_args(processor.Dtype))
     assert (arguments.Device, arguments.GPUMode) == (faiss_index.Device, faiss_index.GPUMode)
-    assert typing.get_args(arguments.Form) == expanded_search.FORMS
     assert arguments.SpecialTokens == foreign_tokenizers.SpecialTokens
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from often import often
 from pretrained_folders import write_encoder
 
 from de_jax import cli, recipe_checks
@@ -50,8 +51,11 @@ def test_a_method_works_with_every_source(method, model):
         recipe = recipe_of(method, source, model)
         assert name_of(recipe.data) == source
         recipe_checks.check_before_data(recipe, recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
-        if source == "mixed_pairs":  # it has the texts of every other source
-            recipe.check()
+
+
+@pytest.mark.parametrize("method", often(METHODS, "lora", "ance_firstp", "curriculum_mined"))
+def test_a_step_of_a_method_can_be_traced_with_what_a_mixture_brings(method, model):
+    recipe_of(method, "mixed_pairs", model).check()  # a mixture has the texts of every other source
 
 
 def parameters(capsys, model, *arguments):

@@ -93,6 +93,7 @@ def test_documents_alone_train_without_a_way_to_judge_and_with_questions_with_on
         de_jax.fine_tune(start, corpus, run_dir=tmp_path / "few", questions=tmp_path / "few.csv", **FAST)
 
 
+@pytest.mark.soak
 def test_a_search_from_documents_alone_trains_once(corpus, start, tmp_path):
     sizes = {"batch_size": 64, "max_query_length": 8, "max_doc_length": 16}
     found = de_jax.tune(start, corpus, run_dir=tmp_path / "tune", **sizes)

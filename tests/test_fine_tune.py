@@ -6,6 +6,7 @@ import random
 
 import jax
 import pytest
+from often import often
 
 import de_jax
 from de_jax import trainer, trials
@@ -70,6 +71,7 @@ def test_answers_of_other_questions_are_no_gain(start, tmp_path):
 SIDES = {"d": [("", doc) for _, doc in PAIRS], "q": [(query,) for query, _ in PAIRS]}
 
 
+@pytest.mark.soak
 def test_the_dev_split_of_a_folder_is_held_out(start, tmp_path):
     texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
     qrels = {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}
@@ -80,13 +82,19 @@ def test_the_dev_split_of_a_folder_is_held_out(start, tmp_path):
     assert model.scores["num_queries"] + model.scores["num_left_out"] == 20
 
 
-@pytest.mark.parametrize(
-    "options", [{"negatives": "mined"}, {"adapters": "lora"}, {"loss": "samtone"}, {"loss": de_jax.losses.pair}]
-)
-def test_methods_combine_with_any_source(options, start, tmp_path):
+METHODS = {
+    "mined": {"negatives": "mined"},
+    "lora": {"adapters": "lora"},
+    "samtone": {"loss": "samtone"},
+    "pair": {"loss": de_jax.losses.pair},
+}
+
+
+@pytest.mark.parametrize("method", often(METHODS, "mined", "pair"))
+def test_methods_combine_with_any_source(method, start, tmp_path):
     texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
     beir.write(tmp_path / "beir", *texts, {"train": {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}})
-    model = de_jax.fine_tune(start, tmp_path / "beir", run_dir=tmp_path / "run", **{**FAST, "num_steps": 2}, **options)
+    model = de_jax.fine_tune(start, tmp_path / "beir", run_dir=tmp_path / "run", **{**FAST, "num_steps": 2}, **METHODS[method])
     assert model.run.step == 2
     assert model.scores["num_queries"] + model.scores["num_left_out"] == 13
 
@@ -132,6 +140,7 @@ def test_one_question_and_a_random_start_are_not_judged():
     assert alone["sentence"].startswith("nDCG@10 .750 on 2 held-out")
 
 
+@pytest.mark.soak
 def test_a_question_that_is_nearly_trained_on_is_left_out_of_the_verdict(start, tmp_path):
     rows = [*PAIRS, *((f"{query}?", doc) for query, doc in PAIRS)]
     model = de_jax.fine_tune(start, rows, run_dir=tmp_path / "run", dev_fraction=0.3, **{**FAST, "num_steps": 1})

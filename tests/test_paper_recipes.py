@@ -52,6 +52,7 @@ def test_every_row_can_be_read_and_every_setting_in_one_exists():
     configurables.read([f"{PAPERS}{name}.gin" for name in ROWS])
 
 
+@pytest.mark.soak
 def test_rows_start_from_what_has_the_published_sizes(recipes, rows, monkeypatch):
     chosen = recipes("")
     monkeypatch.chdir(rows.folder)

@@ -73,7 +73,10 @@ def test_all_work_counts_evaluations_and_minings():
     found = outline(recipe)
     assert found["total_flops"] == 1000 * found["useful_flops"] + 3 * (5 * query + 7 * doc)
     mining = dataclasses.replace(recipe, negatives=HardNegatives(miner=Miner(), mine_every_steps=400))
-    assert outline(mining, num_docs=100)["total_flops"] - found["total_flops"] == 3 * 100 * (query + doc)
+    of_run = outline(mining, num_docs=100, num_queries=30, num_scored=200)
+    assert of_run["run_flops"]["mining"] == 3 * (100 * doc + 30 * query)
+    assert of_run["run_flops"]["scoring"] == 200 * doc
+    assert of_run["total_flops"] - found["total_flops"] == 3 * (100 * doc + 30 * query) + 200 * doc
 
 
 def test_a_source_without_options_needs_the_sizes():

@@ -15,7 +15,7 @@ from de_jax.flags import Line, rules
 from de_jax.mining import guide, teacher
 from de_jax.model import load
 from de_jax.retrieval import encode, expanded_search
-from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.types import InputError
@@ -78,7 +78,7 @@ def encode_corpus(
         "texts_per_shard": texts_per_shard,
     }
     texts = expanded_search.texts(run, docs, expanded) if expanded else passages_of(run, docs) or docs
-    with progress_bar(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
+    with progress_bar(total=texts.num_texts, desc=KEEPS, unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expanded and expanded.is_typical:
             expanded_search.typical_to_dir(run, docs, texts, out_dir, normalize=expanded.normalizes(run), **options)
@@ -123,7 +123,7 @@ def encode_guide(
     name = encode.name_with_hashes(model, run)
     of_pairs, of_dataset = guide.of_pair_store, guide.of_dataset
     texts = of_pairs(run, pairs_dir) if pairs_dir else of_dataset(run, dataset_dir, skip_empty=skip_empty)
-    with progress_bar(total=texts.number, desc="encode", unit=" texts", delay=0.5) as bar:
+    with progress_bar(total=texts.number, desc=KEEPS, unit=" texts", delay=0.5) as bar:
         guide.write(out_dir, run, name, texts, progress=bar.update)
     sizes = {f"num_{kind}": store.num_texts for kind, store in texts.stores.items()}
     return {"out_dir": out_dir, "guide": name, **sizes, "dim": run.model.doc.embedding_dim}

@@ -236,7 +236,7 @@ def evaluate_pairs(
     dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, *sizes, keep_identical_ids=keep_identical_ids)
     scores, ranks = score_uncut(run, dev)
     if out_ranks and ranks:
-        first_ranks.write(out_ranks, ranks)
+        outputs.write_json(out_ranks, ranks)
     counts = {"num_queries": len(dev.query_rows), "num_docs": len(dev.doc_rows)}
     return {"tasks": [part.task for part in store.parts], "step": run.step, **counts, **scores}
 
@@ -265,7 +265,7 @@ def evaluate_sentences(
     for system, found in ranks.items():
         report[system]["mrr"] = first_ranks.means(found)["mrr"]
     if out_ranks:
-        first_ranks.write(out_ranks, ranks["dense" if run else "bm25"])
+        outputs.write_json(out_ranks, ranks["dense" if run else "bm25"])
     return _shown(report)
 
 

@@ -9,13 +9,15 @@ from typing import Any, Literal
 import jax
 
 from de_jax.arguments import Checkpoint, Dtype, SpecialTokens, changed_side
+from de_jax.evaluation import latency
+from de_jax.flags import rules
 from de_jax.interop import any_model, hub
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import paired, side_of
-from de_jax.models.tower import TowerConfig
 from de_jax.reports import model_card, tables
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import write_run
+from de_jax.types import FieldName
 
 
 def import_model(
@@ -28,6 +30,7 @@ def import_model(
     special_tokens: SpecialTokens = "text",
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
+    doc_fields: tuple[FieldName, ...] | None = None,
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     dtype: Dtype | None = None,
@@ -58,20 +61,18 @@ def import_model(
     if doc_from:
         pretrained = paired(pretrained, any_model.read(doc_from, **options))
     model = pretrained.model.with_dtype(dtype)
-    lengths, prompts = (max_query_length, max_doc_length), (query_prompt, doc_prompt)
-    query, doc = (
-        side_of(pretrained, tower, tokenizer=tokenizer, max_length=max_length, prompt=prompt)
-        for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
-    )
-    origin = list(filter(None, (from_, doc_from)))
+    query = side_of(pretrained, "query", tokenizer=tokenizer, max_length=max_query_length, prompt=query_prompt)
+    doc = side_of(pretrained, "doc", tokenizer=tokenizer, max_length=max_doc_length, prompt=doc_prompt, fields=doc_fields)
+    origin, poolings = list(filter(None, (from_, doc_from))), {ours: name for name, ours in POOLING.items()}
     write_run(run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin, unused=pretrained.unused)
     report = {
         "run_dir": run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
         "embedding_dim": model.query.embedding_dim,
         "shared": model.shared,
-        "pooling": {"query": _pooling_of(model.query), "doc": _pooling_of(model.doc)},
+        "pooling": {"query": poolings[model.query.pooling], "doc": poolings[model.doc.pooling]},
         "prompts": {"query": query.prompt, "doc": doc.prompt},
+        "doc_fields": doc.fields,
         "max_query_length": query.max_length,
         "max_doc_length": doc.max_length,
     }
@@ -80,6 +81,7 @@ def import_model(
     return {**report, "notes": pretrained.notes}
 
 
+@rules(without={"format=onnx": ("dataset_dir",)})
 def export_model(
     model: Checkpoint,
     *,
@@ -89,10 +91,12 @@ def export_model(
     max_doc_length: PositiveInt | None = None,
     license: str | None = None,
     base_model: str | None = None,
+    dataset_dir: LocalPath | None = None,
 ) -> dict[str, Any]:
     """Writes a run in the format of another program.
 
     de-jax export model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
+    de-jax export model --run_dir=runs/sde --format=onnx --dataset_dir=data/beir/scifact --out_dir=exported
 
     sentence_transformers  SentenceTransformer(out_dir); different towers become query/ and document/, with a Router over both
     safetensors            every parameter by its path in one file, with model.json
@@ -109,15 +113,16 @@ def export_model(
         out_dir: a new folder; its name is the model's name in the card.
         license: licence identifier of the Hugging Face hub, such as apache-2.0.
         base_model: hub name of the original model; default from the run.
+        dataset_dir: a BEIR folder; the card gets the loss and the gain of int8 on its test queries.
     """
     run = model.open()
     query, doc = changed_side(run, "query", max_query_length, None), changed_side(run, "doc", max_doc_length, None)
     run = run._replace(query=query, doc=doc)
-    notes = model_card.export(run, out_dir, format, license=license, base_model=base_model)
-    written = sorted(str(file.relative_to(out_dir)) for file in out_dir.rglob("*") if file.is_file())
-    num_bytes = sum((out_dir / file).stat().st_size for file in written)
-    report = {"out_dir": str(out_dir), "format": format, "step": run.step, "notes": notes, "num_bytes": num_bytes}
-    return report | {"files": len(written)}
+    notes = [latency.of_int8(run, dataset_dir)] if dataset_dir else []
+    notes = model_card.export(run, out_dir, format, license=license, base_model=base_model, notes=notes)
+    sizes = [file.stat().st_size for file in out_dir.rglob("*") if file.is_file()]
+    report = {"out_dir": str(out_dir), "format": format, "step": run.step, "notes": notes}
+    return report | {"num_bytes": sum(sizes), "files": len(sizes)}
 
 
 def export_hub(folder: Path, /, *, repo: str, private: bool = False, yes: bool = False) -> dict[str, Any]:
@@ -145,7 +150,3 @@ def export_hub(folder: Path, /, *, repo: str, private: bool = False, yes: bool =
         print(f"Nothing was sent; with --yes this goes to {repo}.", file=sys.stderr)
     report = {"repo": repo, "private": private, "pushed": url is not None, "url": url}
     return {**report, "num_bytes": sum(files.values()), "files": files, "card": card}
-
-
-def _pooling_of(tower: TowerConfig) -> str:
-    return next(name for name, ours in POOLING.items() if ours == tower.pooling)

@@ -22,6 +22,7 @@ from de_jax.mining import imported
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.retrieval import encode, maxp
+from de_jax.retrieval.embedding_files import KEEPS
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
@@ -88,7 +89,7 @@ def mine_pairs(
         run = open_model(str(run_dir), step, precision(dtype))
         texts = _texts(run, Path(dataset_dir), split, skip_empty=skip_empty, keep_identical_ids=keep_identical_ids)
         docs = texts.passages or texts.doc_store
-        with progress_bar(total=docs.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+        with progress_bar(total=docs.num_texts, desc=KEEPS, unit=" docs", delay=0.5) as bar:
             options: dict[str, Any] = {"texts_per_shard": texts_per_shard, "progress": bar.update}
             if part:
                 encode.cached_docs(run, docs, name=texts.name, part=part, **options)

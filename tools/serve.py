@@ -19,7 +19,7 @@ from de_jax.settings import LocalPath, PositiveInt
 WARM_TEXTS = (1, 16, 64)
 
 
-@rules(beside={"dataset_dir": ("embeddings_dir", "skip_empty", "index")})
+@rules(without={"dataset_dir": ("embeddings_dir", "skip_empty", "index")})
 def serve(
     model: Model,
     index: Index,

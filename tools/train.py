@@ -12,11 +12,11 @@ import jax
 
 from de_jax import command, planner, trainer
 from de_jax import mine as mine_
-from de_jax.arguments import AnyDtype, Effort, RequiredSettings, Settings, Shards, Utilization, precision
+from de_jax.arguments import AnyDtype, RequiredSettings, Settings, Shards, precision
 from de_jax.data.negatives.generations import Generation
 from de_jax.flags import Line
 from de_jax.recipe import Recipe
-from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt
+from de_jax.settings import Effort, LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Utilization
 from de_jax.training.mesh import distributed as distributed_
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.mesh.plan import open_topology
@@ -87,6 +87,7 @@ def plan(
     doc_rows: PositiveInt | None = None,
     effort: Effort = -1.0,
     mfu: Utilization = 0.4,
+    num_docs: NonNegativeInt = 0,
 ) -> dict[str, Any]:
     """Compiles a recipe's training step for remote devices, and reports memory, FLOPs and collectives; runs and times nothing.
 
@@ -108,12 +109,13 @@ def plan(
         doc_rows: rows of packed documents; default one a document.
         effort: effort of the compiler, from -1 (fast compilation) to 1.
         mfu: share of the chips' peak that a run is taken to reach, for device_hours.
+        num_docs: documents of the corpus, which each mining of the run encodes, and a scoring.
     """
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so a device that is there stays free
     devices = open_topology(topology)  # before JAX looks for devices, which reading a recipe has it do
     lengths = {"query_length": query_length, "doc_length": doc_length}
-    rows = {"query_rows": query_rows, "doc_rows": doc_rows}
-    return planner.plan(settings.build(), devices, effort=effort, mfu=mfu, batch_size=batch_size, **lengths, **rows)
+    others = {"query_rows": query_rows, "doc_rows": doc_rows, "batch_size": batch_size, "effort": effort, "num_docs": num_docs}
+    return planner.plan(settings.build(), devices, mfu=mfu, **lengths, **others)
 
 
 def mine(

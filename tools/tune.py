@@ -50,7 +50,7 @@ def fine_tune(
     temperature: PositiveFloat = 0.05,
     dev_fraction: ShareBelowOne = 0.1,
 ) -> dict[str, Any]:
-    """Trains a model on pairs, and says on held-out queries whether it is better than before.
+    """Trains a model on pairs, and tests on held-out queries whether it is better than before.
 
     de-jax fine_tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/qa
 
@@ -85,7 +85,7 @@ def tune(
     forgetting: tuple[LocalPath, ...] = (),
     dev_fraction: ShareBelowOne = 0.2,
 ) -> dict[str, Any]:
-    """Searches the settings of a fine-tuning, and says whether the best model is better than the start.
+    """Searches the settings of a fine-tuning, and tests whether the best model is better than the start.
 
     de-jax tune qa.csv --model=all-MiniLM-L6-v2 --run_dir=runs/tune --minutes=60
 
@@ -116,7 +116,7 @@ def lighten(
     learning_rate: PositiveFloat = 1e-4,
     dev_fraction: ShareBelowOne = 0.1,
 ) -> dict[str, Any]:
-    """Trains a light query tower for an index that stays as it is, and says its price and its gain.
+    """Trains a light query tower for an index that stays as it is, and measures its price and its gain.
 
     de-jax lighten qa.csv --model=runs/qa --run_dir=runs/light --layers=2
 

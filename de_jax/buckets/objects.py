@@ -40,7 +40,7 @@ class Objects:
     """The objects below one address, by their names below it; "" is the address itself, where that is a file.
 
     Raises:
-        InputError: the client is not installed, the bucket does not exist, or the account may not do this; says the fix.
+        InputError: the client is not installed, the bucket does not exist, or the account may not do this; names the fix.
         Unreachable: no answer, after some attempts.
     """
 

@@ -16,9 +16,6 @@ from de_jax.retrieval.searcher import printable
 from de_jax.settings import needs
 from de_jax.types import Backend, InputError
 
-MAX_WAITING = 16
-"""Requests that wait for their turn; more are refused."""
-
 
 def page(
     run_dir: str | Path,
@@ -138,16 +135,30 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
             "fn": answer,
             "inputs": [query, k],
             "outputs": found,
-            "concurrency_limit": 1,
             "api_visibility": "private",
-            "show_progress": "minimal",
+            "show_progress": "full",  # a spinner until the results
             "trigger_mode": "always_last",  # a search during another one, or while its words are marked, comes after it
         }
-        chosen = examples.click(lambda place: corpus.examples[place], examples, query, api_visibility="private")
+        examples_at = lambda place: "".join(one for number, one in enumerate(corpus.examples) if number == place)  # noqa: E731
+        chosen = examples.click(examples_at, examples, query, api_visibility="private")
         for event in (button.click, query.submit, chosen.then):
             event(**options)
-    blocks.queue(max_size=MAX_WAITING, default_concurrency_limit=1, api_open=False)
+    blocks.preprocess_data = _refusing(gradio, blocks.preprocess_data)
+    blocks.queue(max_size=16, default_concurrency_limit=1, api_open=False)  # requests that wait; more are refused
     return blocks
+
+
+def _refusing(gradio: Any, preprocess_data: Any) -> Any:
+    """Gradio's reader of a request, which answers values of a wrong type with a sentence and writes no traceback to the log."""
+
+    async def preprocess(*args: Any, **options: Any) -> Any:
+        try:
+            return await preprocess_data(*args, **options)
+        except Exception:
+            sentence = f"the request is wrong; send a query and a number of results from 1 to {MAX_RESULTS}."
+            raise gradio.Error(sentence, print_exception=False) from None
+
+    return preprocess
 
 
 def _names(models: Sequence[Model], sources: Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from de_jax.demo.side_by_side import Column, Hit
 from de_jax.retrieval.searcher import printable
@@ -70,12 +69,8 @@ def link(url: str) -> str:
         >>> link("https://example.org/a"), link("javascript:alert(1)")
         ('https://example.org/a', '')
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    is_plain = url.isprintable() and " " not in url
-    return url if is_plain and parts.scheme in ("http", "https") and parts.netloc else ""
+    is_web = url.isprintable() and re.fullmatch(r"https?://[^\s/?#\[\]]+([/?#]\S*)?", url, re.IGNORECASE)
+    return url if is_web else ""
 
 
 def results(columns: Sequence[Column], note: str = NOTE) -> str:
@@ -101,9 +96,10 @@ def _inside(content: str) -> str:
 
 def _column(column: Column) -> str:
     hits = "".join(_hit(rank, hit) for rank, hit in enumerate(column.hits, start=1))
+    time = f"{column.milliseconds:,.{int(column.milliseconds < 10)}f} ms"
     found = hits or '<p class="dj-empty">No document has a word of the query.</p>'
     return (
-        f'<section><div class="dj-head"><h3>{escaped(column.system)}</h3><span>{_milliseconds(column.milliseconds)}</span></div>'
+        f'<section><div class="dj-head"><h3>{escaped(column.system)}</h3><span>{time}</span></div>'
         f'<p class="dj-about">{escaped(column.about)}</p>{found}</section>'
     )
 
@@ -137,7 +133,3 @@ def _marked(hit: Hit, begin: int, end: int) -> str:
             pieces += [escaped(hit.text[done : mark.begin]), opening, escaped(hit.text[mark.begin : mark.end]), "</mark>"]
             done = mark.end
     return "".join([*pieces, escaped(hit.text[done:end])])
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"

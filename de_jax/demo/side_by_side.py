@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir, tokenizing
+from de_jax.data.text.fields import field_of
 from de_jax.data.text.tokenizing import Span
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.saliency import token_saliency
@@ -47,8 +48,7 @@ class Corpus(NamedTuple):
     """The documents of a data set, and some of its queries."""
 
     path: Path
-    texts: dict[str, str]  # by document id; begins with the title
-    about: dict[str, tuple[str, str]]  # title and url by document id
+    texts: dict[str, str]  # by document id, with `fields`
     examples: list[str]  # queries
 
     @property
@@ -71,7 +71,7 @@ class Hit(NamedTuple):
     score: float
     title: str
     text: str  # begins with the title
-    url: str  # as the corpus says, or ""
+    url: str  # from the corpus, or ""
     ranks: Mapping[str, int]  # in a fusion, the document's rank in the other systems that hold it
     marks: Sequence[Mark] = ()
 
@@ -94,7 +94,7 @@ def open_corpus(dataset_dir: str | Path, *, skip_empty: bool = False) -> Corpus:
     """
     path = beir.find_file(dataset_dir, "corpus")
     docs, _ = beir.read_texts(path, with_title=True, skip_empty=skip_empty)
-    return Corpus(path, dict(zip(*docs, strict=True)), beir.titles_and_urls(path), _examples(beir.folder_of(dataset_dir)))
+    return Corpus(path, dict(zip(*docs, strict=True)), _examples(beir.folder_of(dataset_dir)))
 
 
 class SideBySide:
@@ -116,9 +116,9 @@ class SideBySide:
         for model, searcher in zip(self._models.values(), self._searchers.values(), strict=True):
             searcher.compile(min(COMPILED_TOKENS, model.run.query.max_length))
             searcher.ranked(np.zeros((1, model.embedding_dim), np.float32), self._depth)
-        for example in corpus.examples[:1]:  # compiles the marks, so that the first query does not wait for that
-            with contextlib.suppress(InputError):  # a query that the page would refuse too
-                self.marked(example, self.search(example, USUAL_RESULTS))
+        with contextlib.suppress(InputError):  # compiles the marks, so that the first query does not wait for that
+            first = next(iter([*corpus.examples, *corpus.texts.values()]))[:MAX_QUERY_CHARACTERS]
+            self.marked(first, self.search(first, USUAL_RESULTS))
 
     def search(self, query: str, k: float) -> list[Column]:
         """The k best documents of each system, nothing marked; InputError for a query or a k that `checked` refuses.
@@ -181,9 +181,9 @@ class SideBySide:
     def _hits(self, k: int, ranking: Mapping[str, float], ranks: Mapping[str, Mapping[str, int]] | None = None) -> list[Hit]:
         hits = []
         for doc_id, score in itertools.islice(ranking.items(), k):
-            title, url = self.corpus.about[doc_id]
+            text = self.corpus.texts[doc_id]
             own = {system: places[doc_id] for system, places in (ranks or {}).items() if doc_id in places}
-            hits.append(Hit(doc_id, score, title, self.corpus.texts[doc_id], url, own))
+            hits.append(Hit(doc_id, score, field_of(text, "title"), text, field_of(text, "url"), own))
         return hits
 
     def _dense_marks(self, name: str, query: str, doc_ids: Sequence[str]) -> dict[str, list[Mark]]:

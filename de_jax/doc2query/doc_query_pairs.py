@@ -12,8 +12,7 @@ from jaxtyping import Int32
 from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, store_dir
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.stores.joining import joined
+from de_jax.data.stores.corpus import TokenStore, one_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.types import PADDING_ID, Batch, Batches, InputError
@@ -123,7 +122,7 @@ def _opened(
         qrels = beir.read_qrels(beir.find_qrels(folder, split))
         stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
         pairs.append(qrel_pairs(qrels, *stores[-1]))
-    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
+    query_store, doc_store = (one_store(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
     firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
     all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
     return query_store, doc_store, all_pairs

@@ -100,7 +100,7 @@ def train_generator(
         return placed
 
     if logging.early_stopping_patience and not dev:
-        raise InputError("early_stopping_patience waits for the loss on held-out pairs, but has not got them; give `dev`.")
+        raise InputError("early_stopping_patience needs the loss on held-out pairs; give `dev`.")
     mesh = sharding.make_mesh()
     sharding.check_batch_size(data.batch_size, mesh)
     with only_trainer(run.source):

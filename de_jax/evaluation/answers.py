@@ -76,7 +76,7 @@ def words(text: str) -> str:
 
 @functools.cache
 def _pattern() -> re.Pattern[str]:
-    """`re` knows no Unicode categories, so their characters are listed."""
+    """`re` has no Unicode categories, so their characters are listed."""
     spans: dict[str, list[tuple[int, int]]] = {"word": [], "hidden": []}
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))[0]

@@ -1,14 +1,11 @@
-"""The rank of each query's first relevant document, however far down: P@1, MRR without a cut-off, and the file that keeps it."""
+"""The rank of each query's first relevant document, however far down: P@1, and MRR without a cut-off."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from de_jax.data.text.beir import Qrels
-from de_jax.files import outputs, reading
-from de_jax.settings import Count, map_of
 
 Ranks = dict[str, int]
 """By query id, from 1; 0 where nothing relevant was found."""
@@ -38,14 +35,3 @@ def relevant_rows(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str]
         [row_of[doc_id] for doc_id, grade in qrels[query_id].items() if grade >= min_relevance and doc_id in row_of]
         for query_id in query_ids
     ]
-
-
-def write(path: str | Path, ranks: Mapping[str, int]) -> None:
-    """Keeps ranks as JSON."""
-    outputs.write_json(path, dict(ranks))
-
-
-def read(path: str | Path) -> Ranks:
-    """What `write` kept; InputError if there is no such file, or something else in it."""
-    ranks: Ranks = reading.read_json(path, map_of(Count, least=1), mend="score the run again")
-    return ranks

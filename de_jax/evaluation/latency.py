@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.text import beir
+from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.retrieval import encode
 from de_jax.retrieval.searcher import padded_tokens
 from de_jax.training.run.run_folder import Run
@@ -18,6 +21,8 @@ from de_jax.types import InputError
 PERCENTILES = (50, 95, 99)
 LENGTH_MULTIPLE = 8
 """Queries are padded to multiples of this many tokens; each length is compiled once."""
+LITTLE = 0.005
+"""nDCG@10 that int8 may lose before a sentence warns."""
 
 
 class Latency(NamedTuple):
@@ -75,6 +80,20 @@ def measure(
         times = {name: np.array(of_run) for name, of_run in calls.items()}  # [calls, 2] seconds
         found += [_latency(name, batch_size, times[name], times[next(iter(runs))]) for name in runs]
     return found
+
+
+def of_int8(run: Run, dataset_dir: str | Path, *, num_calls: int = 100) -> str:
+    """nDCG@10 of a run's ONNX graphs in int8 and float32 on a BEIR folder's test queries, and milliseconds of a query."""
+    task, model = beir_task(dataset_dir, "test"), run.model.with_dtype("float32")
+    runs = {name: run._replace(model=model, backend=name) for name in ("onnx", "onnx-int8")}
+    before, after = (evaluate(task, Policy(bm25=False, skip_empty=True), one)["dense"]["ndcg@10"] for one in runs.values())
+    queries = beir.read_texts(task.queries, with_title=False, skip_empty=True)[0].texts
+    slow, fast = (row.p50_with_tokenizer for row in measure(runs, queries, batch_sizes=[1], num_calls=num_calls))
+    much = "" if after >= before - LITTLE else f", a loss of more than {LITTLE}: take float32 where ranks matter"
+    return (
+        f"on {task.name}, model_quantized.onnx (int8) has an nDCG@10 of {after:.4f}, and model.onnx (float32) {before:.4f}{much}; "
+        f"a query takes {fast:.1f} ms and {slow:.1f} ms in onnxruntime on the CPU that wrote this"
+    )
 
 
 def device() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import re
@@ -107,7 +108,7 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     for number, query_id in enumerate(ids):
         run[str(number)] = {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
         grades = judged[query_id]
-        if not any(grade > 0 for grade in grades.values()):  # then no measure tells -2 from -1, and trec_eval crashes at it
+        if not any(grade > 0 for grade in grades.values()):  # then -2 counts as -1 in every measure, and trec_eval crashes at it
             grades = {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
         of_numbers[str(number)] = grades
     try:
@@ -227,9 +228,9 @@ def _best_first(docs: dict[str, float]) -> dict[str, float]:
 def _unknown_told(measure: str) -> Iterator[None]:
     try:
         yield
-    except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError) as error:
+    except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError):
         raise InputError(
-            f"measure {measure!r} is unknown to ir-measures ({error}); nDCG@10, RR@10 and R@100 are some it knows."
+            f"measure {measure!r} is unknown to ir-measures, or has a wrong value; nDCG@10, RR@10 and R(rel=2)@100 are examples."
         ) from None
 
 
@@ -238,8 +239,14 @@ def _parse(measure: str) -> tuple[str, Any]:
     import ir_measures
 
     measure = measure.strip()
-    with _unknown_told(measure):
-        parsed = ir_measures.parse_measure(measure)
+    with _unknown_told(measure):  # ir_measures.parse_measure fails on Python 3.14, which has no ast.Num
+        call, has_cutoff, cutoff = measure.partition("@")
+        node = ast.parse(call if "(" in call else f"{call}()", mode="eval").body
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+            raise ValueError("a measure is a name with named parameters")
+        kind = ir_measures.measures.registry[node.func.id]
+        params: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        parsed = kind(**params, **({kind.AT_PARAM: ast.literal_eval(cutoff.strip())} if has_cutoff else {}))
     if missing := [name for name, one in parsed.SUPPORTED_PARAMS.items() if one.required and name not in parsed.params]:
         raise InputError(
             f"measure {measure!r} lacks a value of {' and '.join(missing)}; parameters are written as in SDCG(max_rel=3)@10."
@@ -247,7 +254,7 @@ def _parse(measure: str) -> tuple[str, Any]:
     with _unknown_told(measure):
         parsed.validate_params()
     if not ir_measures.DefaultPipeline.supports(parsed):
-        raise InputError(f"measure {measure!r} has no program here that computes it; nDCG@10, RR@10 and R@100 are some that have.")
+        raise InputError(f"measure {measure!r} cannot be computed here; nDCG@10, RR@10 and R@100 are examples that can.")
     for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another
         if not 1 <= parsed.params.get(parameter, 1) <= largest:
             value = parsed.params[parameter]

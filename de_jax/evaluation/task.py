@@ -34,7 +34,7 @@ FORMAT = f"de_jax {KIND} 6"
 
 
 class Task(NamedTuple):
-    """Documents, queries, and what says which documents are relevant: judgements, or strings that answer the queries."""
+    """Documents, queries, and which documents are relevant: judgements, or strings that answer the queries."""
 
     name: str
     corpus: Path
@@ -228,7 +228,8 @@ def settings_of_run(run: Run) -> dict[str, Any]:
     """The settings of a report that are the run's own."""
     lengths: dict[str, Any] = {"max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
     lengths["max_passages"] = run.doc.max_passages if run.doc.max_passages > 1 else None
-    return {"step": run.step, **lengths, "query_prompt": run.query.prompt or None, "doc_prompt": run.doc.prompt or None}
+    prompts = {"query_prompt": run.query.prompt, "doc_prompt": run.doc.prompt, "doc_fields": run.doc.fields}
+    return {"step": run.step, **lengths, **{name: value or None for name, value in prompts.items()}}
 
 
 def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def only_one(path: str | Path, what: str) -> Iterator[Any]:
     """As `outputs.only_one`; for the copy of an address on all machines, by an `Owner` of the file's folder, which it yields.
 
     Raises:
-        InputError: another process holds it; says which, and `what` it is doing.
+        InputError: another process holds it; names it, and `what` it is doing.
     """
     with outputs.only_one(path, what):
         if not wing(folder := Path(path).parent):

@@ -35,7 +35,7 @@ SMALL_BYTES = 16 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Writes, opens and refuses the folders of one kind. A manifest says the kind and the version; a writer writes it last.
+    """Writes, opens and refuses the folders of one kind. A manifest holds the kind and the version; a writer writes it last.
 
     >>> import tempfile
     >>> WORDS = Kind("words", dict, make="write them", mend="write them again")
@@ -303,7 +303,7 @@ def check_files(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
     """Compares a folder's files with their recorded sizes and checksums; files beyond `SMALL_BYTES` by size, unless `is_thorough`.
 
     Raises:
-        InputError: a file is damaged; names it, and says what helps, `mend`.
+        InputError: a file is damaged; names it and the remedy, `mend`.
     """
     if damage := next(damages(folder, largest=None if is_thorough else SMALL_BYTES), None):
         raise InputError(f"{damage}; {mend}.")
@@ -349,7 +349,7 @@ def _set_aside(path: Path) -> Iterator[None]:
 
 
 def kind_said(manifest: Any) -> str | None:
-    """The kind that a manifest says its folder is; None where it is no manifest of this library."""
+    """The kind of folder by its manifest; None if it is no manifest of this library."""
     said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
     return said[1] if said else None
 

@@ -126,7 +126,7 @@ def temporary(path: Path) -> Path:
 
 @functools.cache
 def _machine() -> str:
-    """What tells the processes of this machine, since it started, from others that may have the same numbers."""
+    """Identifies the processes of this machine since it started; other machines may have the same numbers."""
     told = socket.gethostname()
     with contextlib.suppress(OSError):
         told += Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
@@ -255,7 +255,7 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
     """Holds a file for one process at a time; its folder goes at the end if it was made for this and nothing else came there.
 
     Raises:
-        InputError: another process holds it; says which, and `what` it is doing.
+        InputError: another process holds it; names it, and `what` it is doing.
     """
     path = require_local(path)
     is_new = not path.parent.exists()
@@ -278,7 +278,7 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
 
     Args:
         path: the file.
-        if_taken: told who holds it, before this process waits.
+        if_taken: called with the holder before this process waits.
     """
     while True:
         make_folder(path.parent)

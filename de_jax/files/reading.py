@@ -261,7 +261,7 @@ def read_array(
 def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = False) -> Iterator[IO[bytes]]:
     """A file's bytes, decompressed if its name ends in .gz; errors while reading become InputError.
 
-    `place` says how far the reader came.
+    `place` is how far the reader came.
     """
     is_compressed = path.suffix == ".gz" and not is_plain
     try:

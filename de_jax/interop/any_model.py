@@ -24,7 +24,7 @@ from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
 from de_jax.training.run.run_folder import RUN, Run, load_run
-from de_jax.types import InputError
+from de_jax.types import FieldName, InputError
 
 HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
 _MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "model.json")
@@ -53,7 +53,7 @@ def read(
     Args:
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
-        only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
+        only_sizes: `params` are shapes; weights are read only if nothing else gives the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
         special_tokens: of a tokenizer of Hugging Face or sentence-transformers, see `foreign_tokenizers.read`.
 
@@ -79,8 +79,8 @@ def read(
 
         if pooling is None and is_there(folder / "config_sentence_transformers.json"):
             raise InputError(
-                f"{folder} holds config_sentence_transformers.json but not modules.json, which says how texts are embedded; copy "
-                "it again."
+                f"{folder} holds config_sentence_transformers.json but not modules.json, which describes the embedding; copy it "
+                "again."
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if mark == "adapter_config.json":
@@ -124,6 +124,7 @@ def open_model(
     tokenizer: str | Path | None = None,
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
+    doc_fields: Sequence[FieldName] | None = None,
     special_tokens: SpecialTokens | None = None,
 ) -> Run:
     """A model to embed texts with, on the first device; what every command takes as --run_dir.
@@ -135,6 +136,7 @@ def open_model(
         pooling, special_tokens: as of `read`; not for a run.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none; not for a run.
         query_prompt, doc_prompt: before every text; None for the model's, "" for none.
+        doc_fields: fields of documents that are separated, see `PairsOptions`; None for the model's, () for none.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
@@ -144,12 +146,12 @@ def open_model(
         if pooling is not None or tokenizer is not None or special_tokens is not None:
             raise InputError(f"{source} is a run, which has its own pooling, tokenizer and special_tokens; leave them out.")
         run = load_run(folder, step, dtype=dtype)
-        return run._replace(query=run.query.with_prompt(query_prompt), doc=run.doc.with_prompt(doc_prompt))
+        return run._replace(query=run.query.with_prompt(query_prompt), doc=run.doc.with_prompt(doc_prompt, doc_fields))
     if step is not None:
         raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
     found = read(folder, pooling=pooling, special_tokens=special_tokens or "text")
     query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
-    doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
+    doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt, fields=doc_fields)
     params = jax.device_put(found.params, jax.local_devices()[0])
     results = _results_of(folder, Path(source).resolve().name)
     return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused, found.prompts)

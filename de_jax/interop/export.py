@@ -29,7 +29,7 @@ ONNX_FILES: dict[str, onnx_graph.Precision] = {
     "model_fp16.onnx": "float16",
     "model_quantized.onnx": "int8",
 }
-"""Names as Transformers.js knows them."""
+"""Names in Transformers.js."""
 
 
 def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:
@@ -67,6 +67,7 @@ def export(
     *,
     card: Callable[[Sequence[str]], str] | None = None,
     license: str | None = None,
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
 
@@ -76,13 +77,14 @@ def export(
         format: a name out of `FORMATS`.
         card: the text of README.md, given those sentences; None for none.
         license: for the metadata of ONNX files.
+        notes: more of them.
 
     Raises:
         InputError: the folder exists, or the format has no place for this model.
     """
     if Path(out_dir).exists():
         raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")
-    notes = []
+    notes = [*notes]
     if (dtype := run.model.doc.encoder.dtype) != "float32" and format in ("sentence_transformers", "peft", "onnx"):
         notes.append(f"the run multiplies in {dtype}, and others open the export in float32, so embeddings agree to about 1e-3")
     if run.model.initial_temperature is not None and format != "safetensors":

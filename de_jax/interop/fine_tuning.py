@@ -20,7 +20,7 @@ from de_jax.interop.huggingface import ASSUMED
 from de_jax.interop.pretrained import Pretrained, check_own_tokens
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.attention import AttentionKernel
-from de_jax.models.layer_stack import Remat
+from de_jax.models.layers import Remat
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
@@ -62,7 +62,7 @@ def pretrained_tower(
     scan_layers: bool | None = None,
     attention: AttentionKernel | None = None,
 ) -> TowerConfig:
-    """The tower of a model that `any_model.read` knows; its parameters come by `Initialization.init_from`.
+    """The tower of a model that `any_model.read` opens; its parameters come by `Initialization.init_from`.
 
     Args:
         source: a folder, or a name of the Hugging Face hub.

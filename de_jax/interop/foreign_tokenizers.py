@@ -39,10 +39,10 @@ _WITHOUT_EFFECT = ("truncation", "padding")
 
 
 class ForeignTokenizer(NamedTuple):
-    """A tokenizer and what its folder says beside it."""
+    """A tokenizer and the settings in its folder."""
 
     tokenizer: JsonTokenizer
-    max_length: int | None  # tokens, where it is told
+    max_length: int | None  # tokens, if the folder names it
     is_padded_left: bool
 
 
@@ -196,7 +196,7 @@ def _padding(folder: Path, opened: Any, found: Mapping[str, Any], roles: set[str
 
 
 def _kept(file: Path, found: dict[str, Any]) -> JsonTokenizer:
-    """The tokenizer as the folder's own file where that says the same, so that a run continues with the tokenizer it began with."""
+    """The tokenizer as the folder's own file if that is equal, so that a run continues with the tokenizer it began with."""
     made = JsonTokenizer(file, json.dumps(found, ensure_ascii=False).encode())
     if is_there(file):
         import tokenizers

@@ -83,7 +83,7 @@ def read_transformers(folder: Path) -> tuple[Generator, Params, Tokenizer | None
     is_tied = t5.LOGITS not in stored or (table is not None and np.array_equal(stored[t5.LOGITS](), table))
     if is_tied:
         stored.pop(t5.LOGITS, None)
-    # transformers 5 keeps both flags, earlier ones the first alone, which then says whether logits are scaled too.
+    # transformers 5 keeps both flags, earlier ones the first alone, which then decides whether logits are scaled too.
     is_scaled = values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True) is not False)
     model = Generator(opened.config, _num_decoder_layers(folder, values, opened), is_tied, bool(is_scaled))  # type: ignore[arg-type]
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))

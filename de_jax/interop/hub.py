@@ -58,7 +58,7 @@ def push(folder: str | Path, repo: str, *, private: bool) -> str:
         private: of a new repository; an existing repository keeps its visibility.
 
     Raises:
-        InputError: no such folder, no token, or the hub or the network says no.
+        InputError: no such folder, no token, or the hub or the network refuses.
     """
     import huggingface_hub
 
@@ -87,7 +87,7 @@ def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
     """The folder on this machine with those files of a data set on the hub that match one of the patterns.
 
     Raises:
-        InputError: no such name, or the hub or the network says no.
+        InputError: no such name, or the hub or the network refuses.
     """
     import huggingface_hub
 

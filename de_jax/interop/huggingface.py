@@ -126,7 +126,7 @@ def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowerc
     precision = settings.values.get("dtype", settings.values.get("torch_dtype"))
     if precision not in (None, "float32", "auto"):
         notes += (
-            f"{file} says {precision}, but weights are float32 here: embeddings of a library that computes in {precision} "
+            f"{file} has {precision}, but weights are float32 here: embeddings of a library that computes in {precision} "
             "differ in the third decimal",
         )
     told = None
@@ -135,12 +135,12 @@ def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowerc
     tokenizer = told.tokenizer if told else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:
         raise InputError(
-            f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
+            f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} has vocab_size {config.vocab_size}."
         )
     pad_id = _pad_id(settings, kind, tokenizer)
     stored = kind.by_own_name(folder, stored_arrays(folder))
     if config.num_layers > len(stored):  # before a name is made up for each
-        raise InputError(f"{file} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
+        raise InputError(f"{file} has {config.num_layers} layers, but there are only {len(stored)} arrays.")
     if told and told.is_padded_left and not kind.is_shift_free:
         raise InputError(
             f"{folder}: texts are padded on the left, which moves the positions of a {settings.model_type}; set padding_side to "

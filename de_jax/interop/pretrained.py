@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer, whole, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, bare, check_same_tokens, load_tokenizer, whole, with_prompt
 from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS, Part
 from de_jax.settings import Record, file_name, map_of
 from de_jax.training.optim.paths import map_with_path
-from de_jax.types import Array, InputError, Params
+from de_jax.types import Array, FieldName, InputError, Params
 
 FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -29,7 +29,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class PretrainedSide(NamedTuple):
-    """How the texts of one tower were read, as far as a checkpoint of another library says."""
+    """How the texts of one tower were read, as far as a checkpoint of another library records it."""
 
     tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
     max_length: int  # tokens
@@ -72,15 +72,16 @@ def side_of(
     tokenizer: str | Path | None = None,
     max_length: int | None = None,
     prompt: str | None = None,
+    fields: Sequence[FieldName] | None = None,
 ) -> Side:
-    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, except for the given values.
+    """How a tower ("query" or "doc") reads its texts: as recorded in the checkpoint, except for the given values.
 
     Args:
         pretrained: the model.
         tower: "query" or "doc".
         tokenizer: a spiece.model or tokenizer.json, for a checkpoint without a tokenizer.
         max_length: tokens.
-        prompt: before every text.
+        prompt, fields: as of `with_prompt`.
 
     Raises:
         InputError: no tokenizer, a tokenizer other than the weights were trained with, or a length that the tower cannot take.
@@ -97,7 +98,7 @@ def side_of(
         )
     if tokenizer and own.tokenizer:
         check_own_tokens(own.tokenizer, found, f"the tokenizer {tokenizer}")
-    side = Side(with_prompt(found, prompt), max_length or own.max_length, own.max_passages)
+    side = Side(with_prompt(found, prompt, fields), max_length or own.max_length, own.max_passages)
     pretrained.model.check_length(tower, side.max_length)
     pretrained.model.check_vocabulary(tower, found.vocab_size)
     return side
@@ -105,12 +106,11 @@ def side_of(
 
 def check_own_tokens(own: Tokenizer, other: Tokenizer, name: str) -> None:
     """Refuses a tokenizer, called `name`, that cuts texts otherwise than the weights were trained with; prompts may differ."""
-    bare, other_bare = with_prompt(own, ""), with_prompt(other, "")
     mend = "take the model's own vocabulary and settings, in a recipe as pretrained_tokenizer"
     check_same_tokens(
-        bare,
-        lambda text: whole(other_bare, text),
-        lambda text: whole(bare, text),
+        bare(own),
+        lambda text: whole(bare(other), text),
+        lambda text: whole(bare(own), text),
         f"{name} makes other tokens of {{text}} than the model that the weights come from; {mend}.",
     )
 
@@ -280,7 +280,7 @@ def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in there[shard]:
-            raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} says it holds; copy both again.")
+            raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} lists; copy both again.")
     found = {}
     for shard, names in there.items():
         for name in names:

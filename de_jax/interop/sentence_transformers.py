@@ -34,7 +34,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 OLD_LENGTH_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""The first of them that there is tells the length where `LENGTH_FILE` does not."""
+"""Without a length in `LENGTH_FILE`, the first of these that exists gives it."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 NAMES = {"query": "query", "doc": "document"}
@@ -149,7 +149,7 @@ def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: boo
     ours, theirs = ({part: model.params["shared"].get(part) for part in shared} for model in (query, doc))
     is_same = bool(jax.tree.structure(ours) == jax.tree.structure(theirs))  # type: ignore[operator]
     if not is_same or not (only_sizes or jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))):
-        raise InputError(f"{file} says that the towers share {', '.join(shared)}, but they differ; remove the file.")
+        raise InputError(f"{file} has towers that share {', '.join(shared)}, but they differ; remove the file.")
     return shared
 
 

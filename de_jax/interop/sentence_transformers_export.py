@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, spelt_out, with_prompt
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, bare, spelt_out
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.architectures.kind import kind_of
@@ -58,7 +58,7 @@ def write(folder: Path, run: Run) -> None:
 
 
 def _is_one_model(run: Run) -> bool:
-    vocabularies = {with_prompt(tokenizer, "").fingerprint for tokenizer in (run.query.tokenizer, run.doc.tokenizer)}
+    vocabularies = {bare(tokenizer).fingerprint for tokenizer in (run.query.tokenizer, run.doc.tokenizer)}
     return set(run.params) == {"shared"} and run.model.query == run.model.doc and len(vocabularies) == 1
 
 
@@ -66,7 +66,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     """One tower as a model; gives its modules.json."""
     config, params = run.tower(tower)
     side = run.side(tower)
-    tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
+    tokenizer, max_length = bare(side.tokenizer), side.max_length
     parts: tuple[str, ...] = ("embedder", "encoder")
     encoder = {part: params[part] for part in parts if part in params}  # a BERT without layers has no encoder
     known = kind_of(config.encoder, tokenizer.pad_id)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import export
 
-from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, prompt_of, spelt_out, with_prompt
+from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, bare, prompt_of, spelt_out
 from de_jax.files import outputs
 from de_jax.interop import served_encoder
 from de_jax.models.layers import compiling_for
@@ -54,7 +54,7 @@ def _exported(run: Run, tower: str, arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def _tokenizer_settings(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    vocabulary = with_prompt(tokenizer, "")
+    vocabulary = bare(tokenizer)
     name = f"tokenizers/{vocabulary.fingerprint[:16]}"
     (folder / name).mkdir(parents=True, exist_ok=True)
     vocabulary.save(folder / name)

@@ -85,7 +85,7 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
         step: updates done.
 
     Raises:
-        InputError: a tower that is not T5 or has no layers, a learned temperature, or a setting that no array tells, such as a
+        InputError: a tower that is not T5 or has no layers, a learned temperature, or a setting that no array holds, such as a
             pooling other than the mean.
     """
     towers = (model.query, model.doc)
@@ -98,7 +98,7 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
     for tower, again in zip(towers, (read_again.query, read_again.doc), strict=True):
         for (name, value), found in zip(_told(tower).items(), _told(again).values(), strict=True):
             if value != found:
-                raise InputError(f"a T5X checkpoint cannot store {name}={value!r}, as no array tells it; choose another format.")
+                raise InputError(f"a T5X checkpoint cannot store {name}={value!r}, as no array holds it; choose another format.")
     with folders.atomic_dir(folder) as temporary:
         t5x_files.write(temporary, arrays, step)
 

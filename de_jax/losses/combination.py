@@ -135,7 +135,7 @@ def guided(
         relative: take the margin as a share of the own pair's similarity.
 
     Returns:
-        The loss, and its scalars. `loss_of_chance`, its value where all embeddings are alike, tells how many negatives are left.
+        The loss, and its scalars. `loss_of_chance`, its value if all embeddings are alike, shows how many negatives are left.
 
     Raises:
         InputError: the batch lacks the guide's vectors of texts that the loss contrasts, or the loss masks nothing.

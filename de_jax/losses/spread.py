@@ -1,4 +1,4 @@
-"""The spread of a batch's embeddings, which tells a collapsing tower from a learning tower."""
+"""The spread of a batch's embeddings, which shows whether a tower collapses."""
 
 from __future__ import annotations
 

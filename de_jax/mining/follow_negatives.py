@@ -58,7 +58,7 @@ class FollowNegatives:
             return
         manifest = self._mined.manifest_at(step)
         facts = {"negatives/generation": float(self._mined.generation_at(step))}
-        if manifest.get("checkpoint_step", step + 1) <= step:  # another run's checkpoint says nothing of this one's age
+        if manifest.get("checkpoint_step", step + 1) <= step:  # another run's checkpoint has no bearing on this one's age
             facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
         facts |= {f"negatives/{name}": float(value) for name, value in manifest.get("statistics", {}).items()}
         for sink in self._sinks:

@@ -62,7 +62,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
     Args:
         out_dir: absent, empty, or begun by the same call.
         run: the guide, which embeds a document as one text.
-        guide: tells this guide from every other.
+        guide: identifies this guide.
         texts: the texts to encode.
         progress: called with the number of texts just encoded.
 

@@ -116,7 +116,7 @@ def write(
     Args:
         out_dir: absent, empty, or begun by the same call.
         candidates: the texts to score.
-        teacher: tells this teacher from every other.
+        teacher: identifies this teacher.
         settings: on which its scores depend; JSON.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.

@@ -151,7 +151,7 @@ def attend_visible(
     cap: float | None = None,
     drop: HashedDropout | None = None,
 ) -> Float[Array, "b Q H d"]:
-    """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which.
+    """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], is true if a query sees a key.
 
     Queries are scaled, scores masked by a sum, and the product divided instead of the weights, so that a CPU's kernel does all of
     it block by block (a choice or a division in between would write out [b, H, Q, K]).

@@ -148,7 +148,7 @@ def _bias_slope(form: Form, arrays: tuple[Any, ...], meeting: Bool[Array, "b n n
 
 
 def _call(kernel: Any, products: int, form: Form, grid: tuple[int, ...], in_specs: Any, out_specs: Any, results: Any) -> Any:
-    """Runs a kernel of so many products for a tile of scores; the name of a scope tells a plan its FLOPs."""
+    """Runs a kernel of so many products for a tile of scores; a plan reads its FLOPs from the name of a scope."""
     call = pl.pallas_call(
         functools.partial(kernel, form),
         grid=grid,

@@ -1,4 +1,4 @@
-"""Building blocks of encoders: matrix products in a low precision, linear maps, dropout."""
+"""Building blocks of encoders: matrix products in a low precision, linear maps, dropout, and layers one after another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from flax.core.scope import LazyRng
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
+from de_jax.settings import Range
 from de_jax.types import ROW_AXES, Array, Params
 
 TABLE_STD = 0.02
@@ -57,11 +58,6 @@ def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
     A CPU's low-precision kernels write float32, and its element-wise code is fastest in it; accelerators wait for memory.
     """
     return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype
-
-
-def gate_inputs(gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> tuple[Float[Array, "b L F"], Float[Array, "b L F"]]:
-    """Both as they are; an accelerator writes their gradients once, in place of computing them in each of four products."""
-    return (gate, x) if platform() == "cpu" else jax.lax.optimization_barrier((gate, x))
 
 
 def split_by_rows(x: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
@@ -324,3 +320,56 @@ def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016), in float32: 1 + erf cancels below -2."""
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
+def gated(activation: Callable[[Array], Array], gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> Float[Array, "b L F"]:
+    """`activation(gate) * x`; accelerators write the gradients of both once, where four products would each compute them."""
+    if platform() != "cpu":
+        gate, x = jax.lax.optimization_barrier((gate, x))
+    return activation(gate) * x
+
+
+Remat = Literal["none", "dots", "full"]
+NumLayers = Annotated[int, Range(0, 1000)]
+
+
+def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
+    """An encoder's layers, to be bound as its `layers`; each is called with (x, segments, deterministic, *context)."""
+    return [_rematerialised(layer, config.remat)(config) for _ in range(config.num_layers)]
+
+
+def through_layers(
+    encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any, of_layer: Any = None
+) -> Float[Array, "b L E"]:
+    """`x` after all of `encoder.layers`.
+
+    Args:
+        encoder: a module with its `config`, and `layers` by `make_layers`.
+        x, segments, deterministic: as of an encoder.
+        context: further arguments of every layer.
+        of_layer: a tree of arrays [layers, ...]; each layer gets its own entries as the last argument; or None.
+    """
+    own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731
+    if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:
+        for number, layer in enumerate(encoder.layers):
+            entry = jax.tree.map(lambda array: array[number], of_layer)  # noqa: B023, called at once
+            x = layer(x, segments, deterministic, *context, *own(entry))
+        return x
+    # The layers as a loop over their stacked parameters: one layer is compiled, whatever their number.
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in encoder.layers))
+    keys = None if deterministic else jax.random.split(encoder.make_rng("dropout"), len(encoder.layers))
+    unbound = type(encoder.layers[0])(encoder.config, parent=None)
+
+    def one(x: Array, scanned: tuple[Any, Array | None, Any]) -> tuple[Array, None]:
+        layer_params, key, entry = scanned
+        rngs = None if key is None else {"dropout": key}
+        return unbound.apply({"params": layer_params}, x, segments, deterministic, *context, *own(entry), rngs=rngs), None
+
+    return jax.lax.scan(one, x, (params, keys, of_layer))[0]
+
+
+def _rematerialised(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
+    if remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.save_only_these_names(PRODUCT) if remat == "dots" else None
+    return nn.remat(layer, policy=policy, static_argnums=(3,), prevent_cse=True)  # `deterministic`, after `self`

@@ -29,7 +29,7 @@ Value = Any
 """The name of an operation's result."""
 Precision = Literal["float32", "float16", "int8"]
 """Of the weights. float16 halves the file and computes in float32. int8 multiplies in int8, with a scale for each column of a
-kernel and for each batch of activations; tables of tokens have a scale for each row."""
+kernel and each token's activations; tables of tokens have a scale for each row."""
 
 
 def model_of(
@@ -88,9 +88,12 @@ class Graph:
         if self.precision == "float16":
             return self("MatMul", x, self("Cast", _half(kernel), to=1))
         codes, scale = _codes(kernel, axis=0)
-        x_codes, x_scale, x_zero = self("DynamicQuantizeLinear", x, num_results=3)
-        sums = self("Cast", self("MatMulInteger", x_codes, codes, x_zero), to=1)
-        return self("Mul", sums, self("Mul", x_scale, scale[0]))
+        rows = self("Reshape", x, np.array([-1, len(kernel)]))
+        step = self("Max", self("Mul", self("ReduceMax", self("Abs", rows), axes=[1], keepdims=0), 1 / 127), 1e-30)
+        zeros = self("Expand", np.array([128], np.uint8), self("Shape", step))
+        sums = self("MatMulInteger", self("QuantizeLinear", rows, step, zeros, axis=0), codes, np.uint8(128))
+        y = self("Mul", self("Mul", self("Cast", sums, to=1), self("Unsqueeze", step, np.array([1]))), scale[0])
+        return self("Reshape", y, self("Concat", self("Shape", "input_ids"), np.array([kernel.shape[1]]), axis=0))
 
     def rows(self, table: np.ndarray, ids: str) -> Value:
         """Rows [..., E] of a table."""

@@ -49,11 +49,12 @@ def export(
     *,
     license: str | None = None,
     base_model: str | None = None,
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
     Args:
-        run, out_dir, format: as of `interop.export.export`; the folder's name is the model's.
+        run, out_dir, format, notes: as of `interop.export.export`; the folder's name is the model's.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
 
@@ -68,7 +69,7 @@ def export(
     def card(notes: Sequence[str]) -> str:
         return model_card(run, format, name=Path(out_dir).resolve().name, notes=notes, license=license, base_model=base_model)
 
-    return export_.export(run, out_dir, format, card=card, license=license)
+    return export_.export(run, out_dir, format, card=card, license=license, notes=notes)
 
 
 def model_card(
@@ -221,7 +222,8 @@ def _model(run: Run, sources: Sequence[str]) -> str:
         encoder = config.encoder
         kind = f"{type(encoder).__name__.removesuffix('Config')}, {encoder.num_layers} layers of {encoder.model_dim}"
         prompt = f", prompt `{json.dumps(side.prompt, ensure_ascii=False)}`" if side.prompt else ""
-        rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}"))
+        fields = f", fields {', '.join(side.fields)} with the end of a text between them" if side.fields else ""
+        rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}{fields}"))
     return _table(("", ""), rows)
 
 

@@ -93,7 +93,7 @@ def embedding_map(
     seed: int = 0,
     max_pairs: int = 400,
 ) -> None:
-    """Draws both towers in one plane: colour tells queries from documents, a line joins each query with its document.
+    """Draws both towers in one plane: queries and documents have a colour each, a line joins each query with its document.
 
     Dong et al. (2022) read from such a picture whether two towers share one space: where they do, the colours mix and
     the lines are short.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.retrieval.index import check_depth, empty_ranking, order_by_id
+from de_jax.retrieval.index import empty_ranking, order_by_id
 from de_jax.types import InputError, Ranking
 
 WORD = re.compile(r"(?u)\b\w\w+\b")
@@ -73,7 +73,6 @@ class BM25Index:
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
         """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf."""
-        check_depth(k)
         ranking = empty_ranking(len(query_texts), k)
         for query, words in enumerate(self._words(query_texts)):
             known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []

@@ -10,8 +10,10 @@ progress.json    the same and the rows done, while the folder is incomplete
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +41,10 @@ EMBEDDINGS = Kind(
     mend="delete the folder and encode again",
 )
 HASHES_FILE = "texts.npy"
-PROGRESS = Record({"dim": PositiveInt, "num_done": Count})
+PROGRESS = Record({"dim": PositiveInt, "num_done": Count, "num_kept": Maybe(Count), "kept": Maybe(str)})
+SECONDS_TO_KEEP = 30.0
+"""Between two points from which a killed call continues, within a block of rows."""
+KEEPS = f"encode (a stop loses {SECONDS_TO_KEEP:.0f} s)"  # on a bar
 
 
 def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -78,7 +83,7 @@ class Truncated:
 
 
 class EmbeddingWriter:
-    """The embeddings of one folder while they grow: rows are appended, synced, then counted in `progress.json`."""
+    """The embeddings of one folder while they grow: rows are written and synced, then counted in `progress.json`."""
 
     def __init__(self, out_dir: Path, source: dict[str, Any], batching: dict[str, int | None]) -> None:
         """Begins, continues or finds complete.
@@ -90,39 +95,51 @@ class EmbeddingWriter:
         """
         self._dir, self._num_texts = out_dir, source["num_texts"]
         self._plan = {"format": EMBEDDINGS.format, **source, **batching}
-        self._array = out_dir / "embeddings.npy"
-        self._progress = out_dir / "progress.json"
-        self.num_done = 0
-        if self.is_complete():
+        self._array, self._progress = out_dir / "embeddings.npy", out_dir / "progress.json"
+        self.num_done = self._dim = self._num_kept = 0
+        self._key, self._new, self._kept_at = "", list[np.ndarray](), time.monotonic()
+        self.is_complete = EMBEDDINGS.is_in(out_dir)
+        if self.is_complete:
             EMBEDDINGS.require_same(out_dir, EMBEDDINGS.read_manifest(out_dir), source)
             self._clean()
         elif self._progress.is_file():
             progress = reading.read_json(self._progress, PROGRESS, mend=EMBEDDINGS.mend)
             EMBEDDINGS.require_same(out_dir, progress, self._plan)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
-            if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
-                raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
+            self._num_kept, self._key = progress.get("num_kept") or 0, progress.get("kept") or ""
+            if (rows := self.num_done + self._num_kept) and (
+                not self._array.is_file() or self._array.stat().st_size < self._size(rows)
+            ):
+                raise InputError(f"{self._array} is shorter than {self._progress} has it; delete {out_dir} and encode again.")
         else:
             folders.require_replaceable(out_dir, None)
 
-    def is_complete(self) -> bool:
-        return EMBEDDINGS.is_in(self._dir)
-
     def append(self, block: Float[np.ndarray, "s D"]) -> None:
         """Adds the next rows, durably."""
-        if self.num_done == 0:
-            self._begin(block.shape[1])
-        with outputs.naming(self._array), open(self._array, "r+b", buffering=0) as file:
-            file.truncate(self._size(self.num_done))  # removes the bytes that a killed run wrote after its last count
-            file.seek(0, os.SEEK_END)
-            outputs.write_all(file, np.ascontiguousarray(block).data)
-            os.fsync(file.fileno())
+        self._num_kept = 0
+        self._write(block)
         self.num_done += len(block)
-        outputs.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
+        self._count()
+
+    def begin_block(self, order: Int[np.ndarray, " s"], ends: Int[np.ndarray, " b"]) -> Float[np.ndarray, "k D"]:
+        """The rows that a killed call kept of the next block, made in the same `order`, in batches up to the same `ends`."""
+        key = hashlib.sha256(order.tobytes() + ends.tobytes()).hexdigest()
+        self._num_kept = self._num_kept if key == self._key else 0
+        self._key, self._new, self._kept_at = key, [], time.monotonic()
+        return np.array(self._rows(self.num_done, self._num_kept)) if self._num_kept else np.zeros((0, 0), np.float32)
+
+    def keep(self, rows: Float[np.ndarray, "k D"]) -> None:
+        """Keeps the next rows of the block behind the finished ones, durably after `SECONDS_TO_KEEP`."""
+        self._new.append(rows)
+        if time.monotonic() - self._kept_at >= SECONDS_TO_KEEP:
+            self._write(np.concatenate(self._new))
+            self._num_kept += sum(map(len, self._new))
+            self._count()
+            self._new, self._kept_at = [], time.monotonic()
 
     def written(self) -> np.ndarray:
         """The rows so far, memory-mapped, [num_done, D]; at least one."""
-        return np.memmap(self._array, "<f4", "r", self._size(0), (self.num_done, self._dim))
+        return self._rows(0, self.num_done)
 
     def finish(self, ids: Iterable[str]) -> None:
         """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
@@ -135,11 +152,23 @@ class EmbeddingWriter:
         self._progress.unlink(missing_ok=True)
         outputs.remove_leftovers(self._dir)
 
-    def _begin(self, dim: int) -> None:
-        self._dim = dim
-        outputs.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
-        with outputs.naming(self._array), open(self._array, "wb") as file:
+    def _rows(self, start: int, number: int) -> np.ndarray:
+        return np.memmap(self._array, "<f4", "r", self._size(start), (number, self._dim))
+
+    def _write(self, block: np.ndarray) -> None:
+        """Writes rows behind the counted ones, over any that a killed run wrote after its last count."""
+        rows, self._dim = self.num_done + self._num_kept, block.shape[1]
+        self._count()
+        with outputs.naming(self._array), open(self._array, "r+b" if rows else "wb", buffering=0) as file:
             file.write(self._header())
+            file.truncate(self._size(rows))
+            file.seek(0, os.SEEK_END)
+            outputs.write_all(file, np.ascontiguousarray(block).data)
+            os.fsync(file.fileno())
+
+    def _count(self) -> None:
+        kept = {"num_kept": self._num_kept, "kept": self._key} if self._num_kept else {}
+        outputs.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done, **kept})
 
     def _header(self) -> bytes:
         """The head of embeddings.npy with all of its rows."""

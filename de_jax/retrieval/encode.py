@@ -1,11 +1,11 @@
-"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` says in which shapes."""
+"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` chooses the shapes."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ SMALL_BATCH, SMALL_BATCH_STEP, SMALL_LENGTH_MULTIPLE = 64, 4, 32
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
 TEXTS_PER_SHARD = 32768
-"""Texts between two points from which a killed process continues."""
+"""Texts that are laid out together."""
 
 EncodeFn = Callable[[Array, Array], Array]
 """Packed token ids [b, L] and lengths [b, S], int32, to embeddings [b, S, D]; jitted, with the parameters bound as arguments."""
@@ -52,6 +52,7 @@ def encode(
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
     progress: Progress = lambda texts: None,
+    writer: EmbeddingWriter | None = None,
 ) -> Float[np.ndarray, "r D"]:
     """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
@@ -62,6 +63,7 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
+        writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
 
     Raises:
         InputError: there is no text, or a parameter is below 1.
@@ -69,31 +71,27 @@ def encode(
     rows = np.arange(store.num_texts) if rows is None else np.asarray(rows)
     if not len(rows):
         raise InputError("there is no text to encode; give a store with at least one.")
-    _tell_cut(store, rows, max_length)
-    return _encoded(encode_fn, store, rows, max_length, tokens_per_batch, length_multiple, progress)
-
-
-def _encoded(
-    encode_fn: EncodeFn,
-    store: Store,
-    rows: Int[np.ndarray, " r"],
-    max_length: int,
-    tokens_per_batch: int | None,
-    length_multiple: int | None,
-    progress: Progress,
-) -> Float[np.ndarray, "r D"]:
-    """As `encode`, without the sentence about cut texts."""
+    if writer is None:  # else it is said once for all blocks
+        tell_cut(store, rows, max_length)
     tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
     firsts = first_places(text_hashes(store, max_length, rows))
     distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
     lengths = store.lengths(max_length)[rows[distinct]]
     packs = not isinstance(encode_fn, Session)
-    batches = plan(lengths, tokens_per_batch=tokens_per_batch, length_multiple=length_multiple, packs=packs)
-    embeddings: np.ndarray | None = None
-    for positions, slots, result in _dispatched(encode_fn, store, rows[distinct], batches, max_length):
+    batches = list(plan(lengths, tokens_per_batch=tokens_per_batch, length_multiple=length_multiple, packs=packs))
+    order, ends = np.concatenate([one.positions for one in batches]), np.cumsum([len(one.positions) for one in batches])
+    kept = writer.begin_block(rows[distinct[order]], ends) if writer else np.zeros((0, 0), np.float32)
+    embeddings = aligned(len(rows), kept.shape[1]) if len(kept) else None
+    if embeddings is not None:
+        embeddings[distinct[order[: len(kept)]]] = kept
+    progress(len(kept))
+    left = batches[np.searchsorted(ends, len(kept), side="right") :]
+    for positions, slots, result in _dispatched(encode_fn, store, rows[distinct], left, max_length):
         block = np.asarray(result, np.float32)  # [b, S, D]
         embeddings = aligned(len(rows), block.shape[-1]) if embeddings is None else embeddings
-        embeddings[distinct[positions]] = block.reshape(-1, block.shape[-1])[slots]
+        embeddings[distinct[positions]] = found = block.reshape(-1, block.shape[-1])[slots]
+        if writer:
+            writer.keep(found)
         progress(len(positions))
     assert embeddings is not None
     embeddings[copies] = embeddings[firsts[copies]]
@@ -115,14 +113,14 @@ def encode_to_dir(
     part: Part | None = None,
     progress: Progress = lambda texts: None,
 ) -> None:
-    """Writes a store's embeddings to a folder, shard by shard; the same call after a kill continues and ends byte-equal.
+    """Writes a store's embeddings to a folder; the same call after a kill loses half a minute, and ends byte-equal.
 
     The folder is one of `embedding_files`. A complete one of the same model and store is left as it is.
 
     Args:
         out_dir: a folder that is absent, empty, begun or completed by the same call.
-        model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
-        texts_per_shard: texts between two points from which a killed run continues.
+        model_hash: identifies this tower, as `tower_hash(run, "doc")` does.
+        texts_per_shard: texts that are laid out together; a part has a multiple of them.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         encode_fn, store, max_length, tokens_per_batch, length_multiple, progress: as for `encode`.
@@ -147,24 +145,22 @@ def encode_to_dir(
     if not texts:
         return
     with outputs.in_turn(folder):
-        writer = EmbeddingWriter(
-            folder,
-            source,
-            {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple, "texts_per_shard": texts_per_shard},
-        )
-        if writer.is_complete():
+        batching = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
+        writer = EmbeddingWriter(folder, source, {**batching, "texts_per_shard": texts_per_shard})
+        if writer.is_complete:
             return
         progress(writer.num_done)
-        _tell_cut(store, np.asarray(texts), max_length)
+        tell_cut(store, np.asarray(texts), max_length)
         firsts = first_rows(store, max_length)
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
             is_new, is_known = (there < 0) & (firsts[rows] == rows), there >= 0
             if not is_new.any() and not known and not writer.num_done:
-                is_new[0] = True  # says how many dimensions there are
+                is_new[0] = True  # gives the number of dimensions
             if is_new.any():
-                encoded = _encoded(encode_fn, store, rows[is_new], max_length, tokens_per_batch, length_multiple, progress)
+                options: dict[str, Any] = {"max_length": max_length, "progress": progress, "writer": writer, **batching}
+                encoded = encode(encode_fn, store, rows=rows[is_new], **options)
             else:
                 encoded = (known[0].embeddings if known else writer.written())[:0]
             block = np.zeros((len(rows), encoded.shape[1]), np.float32)
@@ -274,7 +270,7 @@ def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
 def tower_hash(run: Run, tower: str) -> str:
     """The model hash of one tower: equal exactly when it gives equal embeddings."""
     params = {name: run.params[name] for name in (tower, "shared") if name in run.params}
-    backend = "" if run.backend == "jax" else f" {run.backend}"
+    backend = "" if run.backend == "jax" else f" {run.backend} 2"  # int8 by tokens
     return model_hash(f"{tower} {run.model.as_function()!r}{backend}", params)
 
 
@@ -284,7 +280,7 @@ def name_with_hashes(name: str, run: Run) -> str:
 
 
 def _dispatched(
-    encode_fn: EncodeFn, store: Store, rows: np.ndarray, batches: Iterator[MicroBatch], max_length: int
+    encode_fn: EncodeFn, store: Store, rows: np.ndarray, batches: Sequence[MicroBatch], max_length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Array]]:
     """(positions, slots, embeddings) of each batch, `BATCHES_AHEAD` in advance of the consumer, which waits as it copies."""
     in_flight: collections.deque[tuple[np.ndarray, np.ndarray, Array]] = collections.deque()
@@ -296,8 +292,8 @@ def _dispatched(
     yield from in_flight
 
 
-def _tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
-    """Says how many texts are longer than the model reads, where that is one in a hundred or more."""
+def tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
+    """Warns about texts that are longer than the model reads, if they are one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
     if np.mean(lengths > max_length) >= 0.01:
         input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)

@@ -18,7 +18,6 @@ from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
-FORMS = ("views", "typical", "typical_as_is", "document")
 _ROWS = 1 << 16
 """Views that are averaged at a time."""
 
@@ -47,13 +46,6 @@ class Expansion(NamedTuple):
     def normalizes(self, run: Run) -> bool:
         """Whether such means are scaled to length 1 again."""
         return self.form == "typical" and bool(run.model.doc.normalize)
-
-    def check(self) -> None:
-        """Raises InputError for an invalid expansion."""
-        if self.form not in FORMS:
-            raise InputError(f"documents cannot be expanded as {self.form!r}; there are {', '.join(map(repr, FORMS))}.")
-        if self.num_queries < 1:
-            raise InputError(f"{self.num_queries} generated queries are too few for an expansion; give at least 1.")
 
 
 def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
@@ -89,7 +81,7 @@ def typical_to_dir(
         views: of the documents, in their order. Their embeddings are averaged shard by shard and never written.
         out_dir: absent, empty, begun or completed by the same call; something else raises InputError.
         normalize: see `typical`.
-        texts_per_shard: the most views between two points where a killed run can continue.
+        texts_per_shard: the most views that are laid out together.
         progress, options: `encode.docs`'s.
     """
     options = {"max_length": run.doc.max_length, **options}
@@ -103,14 +95,15 @@ def typical_to_dir(
     }
     with outputs.in_turn(Path(out_dir)):
         writer = EmbeddingWriter(Path(out_dir), source, {**options, "texts_per_shard": texts_per_shard})
-        if writer.is_complete():
+        if writer.is_complete:
             return
         firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
         docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
+        encode.tell_cut(views, np.arange(views.num_texts), options["max_length"])
         progress(int(firsts[writer.num_done]))
         for start in range(writer.num_done, docs.num_texts, docs_per_shard):
             rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
-            embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
+            embeddings = encode.docs(run, views, rows=rows, progress=progress, writer=writer, **options)
             writer.append(typical(embeddings, views.doc_rows[rows] - start, normalize=normalize))
         writer.finish(docs.ids)
 

@@ -104,20 +104,16 @@ class Filling:
     def on_disk(self, lists_file: Path) -> Any:
         """The index with its inverted lists in a file, ready to be written; memory is bounded by a part and the training sample.
 
-        Each part is written beside the file and removed once all are joined, so the disk holds the lists twice for a while.
-
-        Raises:
-            InputError: there is too little space for that.
+        Each part is written beside the file and removed once all are joined, so the disk holds the lists twice for a while;
+        InputError if it has too little space.
         """
         inverted = faiss().extract_index_ivf(self._index)
         num_bytes = len(self._ids) * (inverted.code_size + np.dtype(np.int64).itemsize)
         folder = lists_file.parent / "parts"
         folder.mkdir()
         if 2 * num_bytes > (free := shutil.disk_usage(folder).free):
-            raise InputError(
-                f"the lists of {self._factory!r} take {2 * num_bytes:,} bytes while they are joined, and the disk of "
-                f"{folder.parent} has {free:,}; make room or choose shorter codes."
-            )
+            needed = f"the lists of {self._factory!r} take {2 * num_bytes:,} bytes while they are joined"
+            raise InputError(f"{needed}, and the disk of {folder.parent} has {free:,}; make room or choose shorter codes.")
         parts = [_written_lists(part, folder / str(number)) for number, part in enumerate(self._parts())]
         inverted.replace_invlists(_joined(parts, inverted.code_size, lists_file), True)
         self._index.ntotal = inverted.ntotal = len(self._ids)

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
-from de_jax.data.text.tokenizing import PromptedTokenizer
-from de_jax.retrieval.index import Index, check_depth, empty_ranking
+from de_jax.retrieval.index import Index, empty_ranking
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -28,7 +27,7 @@ def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: i
     """
     if length is None and run.doc.max_passages == 1:
         return None
-    if isinstance(run.doc.tokenizer, PromptedTokenizer):
+    if run.doc.prompt:
         raise InputError("only a document's first passage would have the prompt; leave the prompt or the passages out.")
     if length is None:
         return PassageStore(docs, run.doc.max_length, max_passages=run.doc.max_passages)
@@ -65,7 +64,6 @@ class MaxPIndex:
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; fewer fill up with row -1 and score -inf."""
-        check_depth(k)
         found = empty_ranking(len(queries), k)
         num_wanted = min(k, self._num_docs)
         enough = min((num_wanted - 1) * self._most_passages + 1, len(self._doc_rows))

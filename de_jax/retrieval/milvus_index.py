@@ -1,7 +1,7 @@
 """Search with Milvus, embedded (Milvus Lite) or on servers: a collection of a corpus, behind the protocol of `ExactIndex`.
 
 A collection has a row for each embedding: `row`, its place in the corpus and the primary key; `id` and `text` of the document; and
-`embedding`, searched by inner product. Its name tells the model and the texts from all others, see `name_of`.
+`embedding`, searched by inner product. Its name identifies the model and the texts, see `name_of`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TEXT_BYTES = 65535
 RESULT_ENTRIES = 2**20
 """Results fetched at a time."""
 _NOT_OPENED = "Open local milvus failed"
-"""pymilvus says no more of a file that another process has open."""
+"""All that pymilvus reports of a file that another process has open."""
 TIMEOUT = 30.0  # seconds, of a connection
 
 
@@ -125,9 +125,7 @@ class MilvusIndex:
             if not there:
                 raise InputError(f"{uri} has no collection {names[0]} of {folder}; make it by de-jax export index --to=milvus.")
             self._name = there[0]
-            fields = client.describe_collection(self._name)["fields"]
-            stored = next((field["params"].get("dim") for field in fields if field["name"] == "embedding"), None)
-            if stored is None or int(stored) != dim:
+            if (stored := EMBEDDINGS.read_manifest(folder)["dim"]) != dim:  # which the name tells
                 raise InputError(f"{self._name} on {uri} has {stored} dimensions, not {dim}; search with whole embeddings.")
             client.load_collection(self._name)
             if (found := _num_rows(client, self._name)) != len(ids):

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from often import often
 
 from benchmarks import device_tests, gpu
 from benchmarks.gpu import Part
@@ -53,6 +54,7 @@ def test_a_part_that_fails_or_does_not_fit_says_why_and_stops_no_other(visit, tm
     assert "no_such_module" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.soak
 def test_a_second_visit_continues_with_what_is_missing(visit, monkeypatch):
     visit("ceilings")
     monkeypatch.setitem(gpu.PARTS, "ceilings", Part("no_such_module", 1))
@@ -82,7 +84,7 @@ def test_every_part_is_a_benchmark_that_is_measured_by_its_arguments():
         inspect.signature(measured).bind(["--flag"])
 
 
-@pytest.mark.parametrize("test", ["losses_are_those", "exact_index"])
+@pytest.mark.parametrize("test", often(["losses_are_those", "exact_index"], "exact_index"))
 def test_no_test_of_a_device_passes_on_a_cpu(monkeypatch, test):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.delenv("DE_JAX_REHEARSAL", raising=False)

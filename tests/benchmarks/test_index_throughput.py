@@ -1,3 +1,7 @@
+import pytest
+
+
+@pytest.mark.soak
 def test_one_json_line_a_size_with_every_index(printed):
     sizes = ["--num_docs", 1000, 500, "--num_queries", 32, "--dim", 64, "--repeats", 1]
     reports = printed("index_throughput", *sizes)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy_batches import pair_batches
 
+from de_jax.data.batches.pair_batches import positives_of
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.training_set import qrel_pairs
 from de_jax.data.stores import corpus
@@ -115,12 +116,24 @@ def test_no_text_occurs_twice_in_a_batch(stores, pairs, batch_size):
 def test_a_batch_names_all_documents_of_its_queries(stores, pairs, num_hosts):
     most = np.bincount(pairs[:, 0]).max()
     for host in range(num_hosts):
-        options = {"batch_size": 6, "mask_positives": True, "host_index": host, "num_hosts": num_hosts}
+        options = {"batch_size": 6, "host_index": host, "num_hosts": num_hosts}
         for batch in take(pair_batches(*stores, pairs, **options)(0), 9):
             assert batch.positive_ids.shape == (6 // num_hosts, most)
             for query, found in zip(batch.query_id.tolist(), batch.positive_ids.tolist(), strict=True):
                 expected = sorted(pairs[pairs[:, 0] == query, 1].tolist())
                 assert sorted(found) == [PADDING_ID] * (most - len(expected)) + expected
+
+
+def test_a_batch_names_no_documents_if_each_query_has_one(stores):
+    assert next(pair_batches(*stores, np.array([[0, 0], [1, 1], [2, 1]], np.int32), batch_size=2)(0)).positive_ids is None
+
+
+def test_of_a_query_with_very_many_documents_a_batch_names_its_own():
+    pairs = np.array([(0, doc) for doc in range(1500)] + [(1, 7)], np.int32)
+    found = positives_of(pairs, 2).of(np.array([1, 0]), np.array([1400, 3, 9]))
+    assert found.shape == (2, 512)
+    assert found[0].tolist() == [7] + [PADDING_ID] * 511
+    assert {1400, 3, 9} < set(found[1].tolist()) < set(range(1500))
 
 
 def test_displaced_pairs_find_another_batch(stores, pairs):

@@ -82,10 +82,10 @@ def test_what_is_told_within_is_kept_once_and_by_whoever_asked_around():
     with outputs.collecting() as outer, warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         with outputs.collecting(is_quiet=True) as quiet:
-            input_policy.tell_words("a", 1)
+            input_policy.tell_skipped("a", ["x"])
         with outputs.collecting() as inner:
-            input_policy.tell_words("b", 1)
-            input_policy.tell_words("b", 1)
+            input_policy.tell_skipped("b", ["x"])
+            input_policy.tell_skipped("b", ["x"])
     assert [len(quiet), len(inner)] == [1, 1]
     assert outer == inner
     assert quiet[0] not in [str(one.message) for one in shown]

@@ -156,7 +156,7 @@ def test_sources_that_do_not_fit_together_leave_no_folder(changes, message, toke
 
 
 def test_a_prompt_that_a_folder_was_not_written_with_is_refused(folder):
-    with pytest.raises(InputError, match=r"query_prompt is 'ask: ', but the texts .* were tokenized without a prompt; leave"):
+    with pytest.raises(InputError, match=r"query_prompt is 'ask: ', but the texts .* were tokenized with ''; leave"):
         flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=3, query_prompt="ask: ")
 
 

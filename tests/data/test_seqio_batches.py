@@ -693,7 +693,7 @@ def test_equal_texts_of_a_stream_have_one_id(spiece):
 def test_what_a_stream_cannot_have_is_refused(dataset_dir, spiece, tmp_path):
     with pytest.raises(InputError, match="a stream needs the texts of each pair, but 'toy' has no 'query', only doc_id, query_id"):
         beir_task(dataset_dir, spiece, window=10)
-    for settings in ({"negatives_dir": "x"}, {"mask_positives": True}, {"max_passages": 2}, {"query_prompt": "query: "}):
+    for settings in ({"negatives_dir": "x"}, {"max_passages": 2}, {"query_prompt": "query: "}):
         with pytest.raises(InputError, match=f"{next(iter(settings))} is set, which a stream does not support"):
             beir_task(dataset_dir, spiece, window=10, **settings)
     with pytest.raises(InputError, match="the source a is a stream, which a mixture does not support"):

@@ -44,7 +44,7 @@ def stop_at(monkeypatch):
 
     def stop_at(last, number=signal.SIGTERM):
         @contextlib.contextmanager
-        def sink(num_steps, start_step):
+        def sink(*_):
             yield lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
 
         monkeypatch.setattr(run_log, "progress_sink", sink)

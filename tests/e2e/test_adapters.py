@@ -45,7 +45,7 @@ def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monk
     cli.call("train", [*recipe, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: contextlib.nullcontext(stop))
+        patched.setattr(run_log, "progress_sink", lambda *_: contextlib.nullcontext(stop))
         with pytest.raises(SystemExit):
             command.run(lambda: cli.call("train", [*recipe, f"--run_dir={tmp_path / 'run'}"]))
     assert load_run(tmp_path / "run").step < 6

@@ -54,7 +54,7 @@ def wait_for(path):
 def at_step(monkeypatch, step, do):
     """Does something when the log writes the line of this step."""
 
-    def sink(num_steps, start_step):
+    def sink(*_):
         return contextlib.nullcontext(lambda now, scalars: do() if now == step and "loss" in scalars else None)
 
     monkeypatch.setattr(run_log, "progress_sink", sink)

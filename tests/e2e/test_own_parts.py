@@ -86,6 +86,7 @@ def test_an_encoder_that_could_not_be_opened_is_refused_before_it_is_trained(mod
     assert not Path("run/run.json").exists()
 
 
+@pytest.mark.soak
 def test_fields_may_be_tuples_and_whole_numbers_0(modules, monkeypatch):
     monkeypatch.chdir(modules)
     import my_encoder

@@ -113,6 +113,7 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
 
 
+@pytest.mark.soak
 def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir, tmp_path, capsys, stop_at):
     def trained(patience):
         changes = {
@@ -122,6 +123,7 @@ def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir,
         }
         cli.call("train", arguments(dataset_dir, tmp_path, **changes))
         summary = json.loads(capsys.readouterr().out)
+        assert summary["epochs"] == summary["step"] / 5  # 80 pairs, 16 in a batch
         return summary["step"], summary["stopped"]
 
     stop_at(5)
@@ -239,6 +241,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.soak
 def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(cli.call, "train", arguments(dataset_dir, tmp_path)).result()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from often import often
 from pretrained_folders import write_encoder
 
 from de_jax import configurables
@@ -206,7 +207,7 @@ def test_the_designs_of_a_paper_can_run_in_order_in_a_fresh_clone(paper, tmp_pat
         written.add(design.results)
 
 
-@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize("name", often(DESIGNS, "samtone"))
 def test_reproduce_at_small_scale_finds_each_design_by_its_paper_and_names_all_its_data(name, monkeypatch):
     monkeypatch.chdir(ROOT.parent)
     (found,) = (

@@ -488,7 +488,7 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     cli.call("train", [*argv, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
     with monkeypatch.context() as patched:
-        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: contextlib.nullcontext(stop))
+        patched.setattr(run_log, "progress_sink", lambda *_: contextlib.nullcontext(stop))
         with pytest.raises(SystemExit):
             command.run(lambda: cli.call("train", [*argv, f"--run_dir={tmp_path / 'stopped'}"]))
     assert load_run(tmp_path / "stopped").step < 6

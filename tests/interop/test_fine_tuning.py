@@ -239,6 +239,7 @@ def test_model_without_a_vocabulary_is_to_be_imported_first(folders, tmp_path):
         fine_tuning.pretrained_tokenizer(source=str(tmp_path / "model"))()
 
 
+@pytest.mark.soak
 def test_training_texts_are_cut_as_the_model_that_the_weights_come_from_cuts_them(folders, tmp_path):
     """Other tokenizer files: without lower case, with words in another order, or with the same content."""
     found = json.loads((folders / "plain" / "tokenizer.json").read_text())

@@ -246,7 +246,7 @@ def config(**values):
         (config(layer_norm_eps="small"), "layer_norm_eps is 'small'"),
         (config(hidden_dropout_prob=2), r"hidden_dropout_prob is 2; it must be in \[0, 1\)"),
         (config(attention_probs_dropout_prob=-1), "attention_probs_dropout_prob is -1; it must be in"),
-        (config(vocab_size=9), "the vocabulary has 14 entries, but config.json says vocab_size 9"),
+        (config(vocab_size=9), "the vocabulary has 14 entries, but config.json has vocab_size 9"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer\.json"),
     ],
 )  # fmt: skip

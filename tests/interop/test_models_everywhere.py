@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     return dict(zip(SOURCES, (run, sentence, base, peft, arrays), strict=True)), data
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", often(SOURCES, "run", "sentence-transformers"))
 def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, source):
     model, data = made[0][source], made[1]
 
@@ -65,7 +65,7 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
     assert scores["ndcg@10"] == pytest.approx(report["dense"]["ndcg@10"])
 
 
-@pytest.mark.parametrize("source", often(SOURCES, "sentence-transformers", "peft"))
+@pytest.mark.parametrize("source", often(SOURCES, "sentence-transformers"))
 def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
     settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 2}
     settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
@@ -134,6 +134,7 @@ def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
             np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.soak
 def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_read_otherwise_today(made, tmp_path):
     source = shutil.copytree(made[0]["sentence-transformers"], tmp_path / "model")
     settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Logging.save_every_steps": 1}

@@ -229,7 +229,7 @@ def test_models_that_t5x_has_no_place_for_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("of_tower", "of_encoder", "message"),
     [
-        ({"pooling": "first"}, {}, "cannot store pooling='first', as no array tells it"),
+        ({"pooling": "first"}, {}, "cannot store pooling='first', as no array holds it"),
         ({"normalize": False}, {}, "cannot store normalize=False"),
         ({"projection_norm": True}, {}, "cannot store projection_norm=True"),
         ({"projection_activation": "tanh"}, {}, "cannot store projection_activation='tanh'"),

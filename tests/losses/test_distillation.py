@@ -210,6 +210,7 @@ def test_by_default_three_halves_are_cut(make_embeddings):
     assert {name for name in metrics if name.startswith("loss_dim")} == {"loss_dim_12", "loss_dim_6", "loss_dim_3", "loss_dim_1"}
 
 
+@pytest.mark.soak
 def test_matryoshka_in_blocks_is_the_dense_form(make_embeddings):
     e = make_embeddings(2, dim=6)
     dense, blocks = (

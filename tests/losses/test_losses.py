@@ -89,24 +89,23 @@ CASES = [
     Case("matryoshka", cut_samtone, naive_cut_samtone, {"directions": "query_to_doc"}),
 ]
 BY_NAME = {case.name: case for case in CASES}
-every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
 DISTINCT += ("margin_mse", "kl", "cosent", "angle")
 OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse", "angle")
 """One of each family; the others have what every loss must have in the soak."""
 
 
-def by_name(names, often=OFTEN):
+def by_name(names):
     return pytest.mark.parametrize(
-        "case", [pytest.param(BY_NAME[name], id=name, marks=[pytest.mark.soak] * (name not in often)) for name in names]
+        "case", [pytest.param(BY_NAME[name], id=name, marks=[pytest.mark.soak] * (name not in OFTEN)) for name in names]
     )
 
 
 every_loss = by_name(DISTINCT)
-distinct_options = by_name(BY_NAME, DISTINCT)
+every_case = by_name(BY_NAME)
 GRADED = ("cosent", "angle")
 NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_ance", "margin_mse", "kl")
-WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
+without_mined = by_name([name for name in BY_NAME if name not in NEEDS_MINED])
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
 
 
@@ -135,30 +134,30 @@ def reference(case, e, **more):
     return case.reference(e._replace(**lists), **case.hyper_parameters, **more)
 
 
-@every_option
-@masked_or_not
-def test_loss_equals_loops(case, mask_duplicates, make_embeddings):
-    for seed, temperature in enumerate((0.01, 0.1, 1.0) if mask_duplicates else (0.1,)):
+@pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
+def test_loss_equals_loops(case, make_embeddings):
+    for seed, (temperature, mask_duplicates) in enumerate(((0.01, True), (0.1, False), (1.0, True))):
         e, options = make_embeddings(seed), {"temperature": temperature, "mask_duplicates": mask_duplicates}
         np.testing.assert_allclose(case.loss(e, **options, **case.hyper_parameters)[0], reference(case, e, **options), rtol=1e-5)
 
 
-@every_option
+@every_case
 @masked_or_not
 def test_loss_equals_loops_where_more_positives_are_known(case, mask_duplicates, make_embeddings):
-    e = make_embeddings(1, num_ids=9, num_positives=2)
-    expected = reference(case, e, mask_duplicates=mask_duplicates)
-    np.testing.assert_allclose(case.loss(e, mask_duplicates=mask_duplicates, **case.hyper_parameters)[0], expected, rtol=1e-5)
+    for seed in range(2):
+        e = make_embeddings(seed, num_ids=9, num_positives=2)
+        expected = reference(case, e, mask_duplicates=mask_duplicates)
+        np.testing.assert_allclose(case.loss(e, mask_duplicates=mask_duplicates, **case.hyper_parameters)[0], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("case", WITHOUT_MINED, ids=lambda case: case.name)
+@without_mined
 @pytest.mark.parametrize("dropped", [("neg_docs", "neg_doc_ids"), ("neg_doc_ids", "neg_query_ids"), VECTORS[2:]])
 def test_loss_equals_loops_without_mined_negatives_or_their_ids(case, dropped, make_embeddings):
     e = make_embeddings(5)._replace(**dict.fromkeys(dropped))
     np.testing.assert_allclose(case.loss(e, **case.hyper_parameters)[0], reference(case, e), rtol=1e-5)
 
 
-@distinct_options
+@every_case
 def test_loss_equals_loops_where_logits_reach_thousands(case, make_embeddings):
     """Masked entries must stay below any logit, also below that of a dot product far from 0."""
     e = make_embeddings(9)
@@ -166,7 +165,7 @@ def test_loss_equals_loops_where_logits_reach_thousands(case, make_embeddings):
     np.testing.assert_allclose(case.loss(e, **case.hyper_parameters)[0], reference(case, e), rtol=1e-5)
 
 
-@distinct_options
+@every_case
 def test_loss_of_a_single_row_with_mined_negatives_equals_loops(case, make_embeddings):
     e = make_embeddings(3, num_padding=7)
     value, _ = case.loss(e, temperature=0.1, **case.hyper_parameters)

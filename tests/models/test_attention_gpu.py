@@ -60,7 +60,7 @@ DROP = HashedDropout(jnp.asarray([3, 5], jnp.uint32), 2**15)
 PACKED = [(30, 1, 61, 20), (100, 28), (5, 3)]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", often([jnp.float32, jnp.bfloat16], jnp.float32))
 @pytest.mark.parametrize(
     ("lengths", "row_length", "sizes", "has_bias", "window", "cap", "drop"),
     [
@@ -124,7 +124,7 @@ def test_each_device_of_a_mesh_has_its_rows_and_heads(monkeypatch, num_heads, nu
     [
         pytest.param(T5Config, {"head_dim": 8}, id="T5"),
         pytest.param(BertConfig, {}, id="BERT", marks=pytest.mark.soak),
-        pytest.param(RotaryConfig, {"head_dim": 8, "window": 4, "global_every": 3}, id="windows"),
+        pytest.param(RotaryConfig, {"head_dim": 8, "window": 4, "global_every": 3}, id="windows", marks=pytest.mark.soak),
         pytest.param(RotaryConfig, {"head_dim": 8, "num_kv_heads": 2, "causal": True}, id="causal", marks=pytest.mark.soak),
     ],
 )

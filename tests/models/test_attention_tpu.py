@@ -148,6 +148,7 @@ def test_every_encoder_has_the_loss_and_the_gradient_of_the_plain_form(name):
 
 
 @pytest.mark.parametrize("name", often(["t5", "bert", "causal"], "causal"))
+@pytest.mark.soak
 def test_devices_of_a_mesh_attend_in_their_own_rows_and_heads(name):
     settings = {"rng": jax.random.key(3), "attention_dropout_rate": 0.3} if name == "bert" else {}
     expected = loss_and_gradient(ENCODERS[name], attention="plain", **settings)

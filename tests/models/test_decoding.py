@@ -88,6 +88,7 @@ def test_greedy_texts_are_those_of_transformers(torch_model, ours, docs):
 
 
 @pytest.mark.parametrize("length_penalty", [pytest.param(1.0, marks=pytest.mark.soak), 2.0])
+@pytest.mark.soak
 def test_beams_are_those_of_transformers(torch_model, ours, docs, length_penalty):
     expected = theirs(torch_model, docs, 3, num_beams=4, length_penalty=length_penalty)
     actual = texts(ours, docs, dataclasses.replace(BEAM, length_penalty=length_penalty))
@@ -127,6 +128,7 @@ def test_a_text_depends_on_the_seeds_and_its_number_alone(ours, docs):
 
 
 @pytest.mark.parametrize("decoding", [SAMPLE, BEAM], ids=lambda decoding: decoding.method)
+@pytest.mark.soak
 def test_eight_devices_write_what_one_does(ours, docs, decoding):
     np.testing.assert_array_equal(texts(ours, docs, decoding, mesh=sharding.make_mesh(8)), texts(ours, docs, decoding))
 

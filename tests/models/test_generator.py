@@ -113,6 +113,7 @@ def test_a_model_is_described_in_json():
     assert hash(Generator.from_json(model.to_json())) == hash(model)
 
 
+@pytest.mark.soak
 def test_eight_devices_have_the_loss_and_the_gradient_of_one():
     model = generator()
     params = random_params(model.init)

@@ -69,18 +69,18 @@ def compared(config, precision="float32", lengths=((1,), (600, 1, 37), (2, 13, 5
     return worst
 
 
-@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert", "many_buckets", "t5gemma", "nomic"))
+@pytest.mark.parametrize("kind", often(ENCODERS, "t5", "bert"))
 def test_every_kind_is_equal_in_batches_of_mixed_lengths(kind):
     assert compared(TowerConfig(ENCODERS[kind], projection_dim=12)) < 1e-5
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("pooling", often(POOLINGS, "last"))
+@pytest.mark.parametrize("kind", often(["t5", "llama"], "t5"))
 def test_every_pooling_is_equal(kind, pooling):
     assert compared(TowerConfig(ENCODERS[kind], pooling=pooling, **HEADS["plain"])) < 1e-5
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", often(HEADS, "linear"))
 def test_every_head_is_equal(head):
     assert compared(TowerConfig(ENCODERS["bert"], pooling="first", **HEADS[head])) < 1e-5
 
@@ -94,11 +94,20 @@ def test_padding_may_stand_in_front(kind):
 def test_fewer_bits_are_close_and_smaller(kind):
     config = TowerConfig(dataclasses.replace(ENCODERS[kind], vocab_size=3000), projection_dim=12)
     assert compared(config, "float16") < 5e-3
-    assert compared(config, "int8") < 0.3
+    assert compared(config, "int8") < 0.1
     params = tower_params(config)["params"]
     whole, half, codes = (onnx_graph.model_of(config, params, one).ByteSize() for one in ("float32", "float16", "int8"))
     assert half < 0.65 * whole
     assert codes < 0.5 * whole
+
+
+def test_an_embedding_in_int8_is_the_same_beside_other_texts():
+    config = TowerConfig(ENCODERS["bert"], projection_dim=12)
+    model = onnx_graph.model_of(config, tower_params(config)["params"], "int8")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(1, 60, (5, 9))
+    whole, alone = (session.run(None, {"input_ids": one, "attention_mask": one * 0 + 1})[0] for one in (ids, ids[3:4]))
+    np.testing.assert_allclose(whole[3], alone[0], atol=1e-6)
 
 
 def test_what_onnx_cannot_hold_is_refused_by_name():

@@ -121,6 +121,7 @@ def test_encoder_equals_transformers(activation, bias_per_layer):
     np.testing.assert_allclose(actual[mask] / scale, expected[mask] / scale, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_random_parameters_are_drawn_as_t5x_draws_them_where_asked_for():
     sizes = {"vocab_size": 8, "model_dim": 256, "num_layers": 1, "num_heads": 12, "head_dim": 64, "mlp_dim": 512}
     drawn = {name: _drawn(T5Config(**sizes, initializers=name)) for name in (None, "t5x")}

@@ -93,6 +93,7 @@ def test_what_cannot_be_analysed_is_refused_and_nothing_is_written(printed, trai
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_the_trainer_removes_meanwhile_is_passed_over_for_the_newest(
     printed, trained, dataset_dir, tmp_path, monkeypatch
 ):

@@ -114,6 +114,7 @@ class Sources(HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href")]
 
 
+@pytest.mark.soak
 def test_the_report_holds_its_pictures_and_asks_no_network(tmp_path):
     found = analyse(make_texts())
     pictures = embedding_report.draw(found, tmp_path)

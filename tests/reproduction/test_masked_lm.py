@@ -6,6 +6,7 @@ import jax
 import jax.flatten_util
 import numpy as np
 import pretrained_folders
+import pytest
 import torch
 from pretrained_folders import torch_model, write_tokenizer
 
@@ -49,6 +50,7 @@ def test_the_loss_is_that_of_transformers(tmp_path, monkeypatch):
     assert jax.tree.map(np.shape, shapes) == jax.tree.map(np.shape, params)
 
 
+@pytest.mark.soak
 def test_bfloat16_has_gradients_on_a_cpu():
     """XLA turned the words' product round to transpose its gradient, and had no kernel for it."""
     encoder = BertConfig(vocab_size=40, model_dim=8, num_layers=1, num_heads=2, mlp_dim=16, dtype="float32")

@@ -50,6 +50,7 @@ def pretrain(texts, run_dir, recipe, num_steps, **changes):
     pretraining.main([f"--gin_file={RECIPES}/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
+@pytest.mark.soak
 def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
     run_dir = tmp_path / "bert"
     pretrain(texts, run_dir, "pretrain_bert", 4, BertConfig__num_layers=0)  # layers cost seconds to compile, see below

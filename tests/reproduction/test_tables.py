@@ -5,6 +5,7 @@ import shlex
 import statistics
 
 import pytest
+from often import often
 
 from de_jax import cli, gin_settings
 from de_jax.types import InputError
@@ -67,7 +68,7 @@ def test_every_name_in_a_table_is_there(name, papers, sources):
         assert named <= set(evaluation.data)
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", often(PAPERS, "ance"))
 def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers, tmp_path):
     chosen = list(papers[name].tables.values())
     work = Reproduction(papers[name], chosen, [0], Sources(tmp_path / "data", tmp_path / "runs"), tmp_path, pytest.fail)
@@ -76,6 +77,7 @@ def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers
     assert all(run["total_flops"] > 1e16 for run in runs)
 
 
+@pytest.mark.soak
 def test_a_recipe_is_planned_for_each_of_its_trainings_once(papers, tmp_path, monkeypatch):
     read, lines = needs.read_yaml, []
 

@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 import time
 from concurrent import futures
@@ -14,8 +15,8 @@ from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
+from de_jax.retrieval import embedding_files, parts
 from de_jax.retrieval import encode as encode_
-from de_jax.retrieval import parts
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
@@ -192,6 +193,25 @@ def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     if fail_at == 12:
         assert len(again.shapes) < len(tower.shapes)
+
+
+@pytest.mark.parametrize("is_same_order", [True, False])
+@pytest.mark.parametrize("fail_at", [2, 5, 9])
+def test_a_killed_call_continues_within_a_block(monkeypatch, tmp_path, fail_at, is_same_order):
+    monkeypatch.setattr(embedding_files, "SECONDS_TO_KEEP", 0.0)
+    store, tower = make_store(), CountingTower()
+    to_dir(tower, store, tmp_path / "whole", texts_per_shard=100)
+    with pytest.raises(KeyboardInterrupt):
+        to_dir(CountingTower(fail_at), store, tmp_path / "cut", texts_per_shard=100)
+    progress = tmp_path / "cut" / "progress.json"
+    if not is_same_order and progress.exists():
+        progress.write_text(re.sub('"kept": "[0-9a-f]{4}', '"kept": "none', progress.read_text()))
+    num_kept = max(0, fail_at - encode_.BATCHES_AHEAD) if is_same_order else 0
+    again, counts = CountingTower(), []
+    to_dir(again, store, tmp_path / "cut", texts_per_shard=100, progress=counts.append)
+    assert len(again.shapes) == len(tower.shapes) - num_kept
+    assert sum(counts) == store.num_texts
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("total", [2, 3, 8])
@@ -424,14 +444,13 @@ def test_of_a_corpus_that_changed_only_new_texts_are_encoded(tmp_path):
     texts = [store.texts[7], [5, 6, 7], *store.texts[20:], [8] * 70]
     changed = ListStore(texts, content_hash="changed")
     encoded = []
-    encode_rows = encode_._encoded
 
-    def counting(encode_fn, store, rows, *options):
+    def counting(encode_fn, store, *, rows, **options):
         encoded.append(len(rows))
-        return encode_rows(encode_fn, store, rows, *options)
+        return encode(encode_fn, store, rows=rows, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(encode_, "_encoded", counting)
+        patched.setattr(encode_, "encode", counting)
         after = open_embeddings(encode_.cached_docs(run, changed, "corpus", progress=counts.append))[1]
         assert encoded == [2]
         assert sum(counts) == len(texts)

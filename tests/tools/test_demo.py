@@ -1,5 +1,6 @@
 """The page to try a model, without Gradio: rankings, marks, HTML and messages."""
 
+import asyncio
 import functools
 import json
 import socket
@@ -14,6 +15,7 @@ from tiny_run import DOCS, QUERIES
 import de_jax
 from de_jax import cli
 from de_jax.data.text import beir
+from de_jax.data.text.fields import field_of
 from de_jax.demo import gradio_page, markup
 from de_jax.demo.side_by_side import Column, Hit, Mark, SideBySide, doc_saliency, open_corpus, strongest
 from de_jax.evaluation import fusion
@@ -174,6 +176,22 @@ def test_inputs_are_bounded_and_the_page_says_how(systems, query, k, message):
 
 
 @pytest.mark.soak
+def test_a_request_of_a_wrong_type_is_answered_with_a_sentence_and_leaves_no_traceback():
+    class Error(Exception):
+        def __init__(self, message, print_exception):
+            assert not print_exception
+            super().__init__(message)
+
+    async def preprocess_data(block, inputs):
+        return [inputs[0], inputs[1] > 1]  # as Gradio's slider compares
+
+    read = gradio_page._refusing(SimpleNamespace(Error=Error), preprocess_data)
+    assert asyncio.run(read("block", ["a", 5])) == ["a", True]
+    for inputs in (["a", "5"], ["a"], []):
+        with pytest.raises(Error, match=r"send a query and a number of results from 1 to 20\."):
+            asyncio.run(read("block", inputs))
+
+
 def test_the_page_gets_results_first_and_marks_after(systems):
     first, second = gradio_page.answers(systems, "red fox", 2)
     assert (first.count("<mark") < second.count("<mark")) == (first.count('dj-hit"') == second.count('dj-hit"') == 8)
@@ -182,7 +200,7 @@ def test_the_page_gets_results_first_and_marks_after(systems):
 def test_examples_are_queries_of_the_test_split_if_there_is_one(systems, tmp_path):
     assert systems.corpus.examples == ["red fox", "deep blue sea"]
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "fox", "url": "https://example.org"}\n')
-    assert open_corpus(tmp_path) == (tmp_path / "corpus.jsonl", {"d": "fox"}, {"d": ("", "https://example.org")}, [])
+    assert open_corpus(tmp_path) == (tmp_path / "corpus.jsonl", {"d": "fox"}, [])
     (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": str(i), "text": "a" * 30 * i}) + "\n" for i in range(1, 9)))
     assert [len(query) for query in open_corpus(tmp_path).examples] == [30, 60, 90, 120]
 
@@ -193,10 +211,11 @@ def test_titles_and_urls_come_from_every_form_of_a_corpus(tmp_path):
         {"_id": "b", "text": "x", "metadata": {"url": "v"}},
         {"_id": "c", "text": "x", "url": 3, "metadata": []},
     ]
+    about = lambda path: {name: (field_of(text, "title"), field_of(text, "url")) for name, text in beir.iter_docs(path)}  # noqa: E731
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert beir.titles_and_urls(tmp_path / "c.jsonl") == {"a": ("T", "u"), "b": ("", "v"), "c": ("", "")}
+    assert about(tmp_path / "c.jsonl") == {"a": ("T", "u"), "b": ("", "v"), "c": ("", "")}
     (tmp_path / "c.tsv").write_text("a\thttp://u\tT\tx\nb\tx\n")
-    assert beir.titles_and_urls(tmp_path / "c.tsv") == {"a": ("T", "http://u"), "b": ("", "")}
+    assert about(tmp_path / "c.tsv") == {"a": ("T", "http://u"), "b": ("", "")}
 
 
 def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monkeypatch):

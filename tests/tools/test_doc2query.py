@@ -200,6 +200,7 @@ def test_another_batch_size_writes_the_same_queries(dataset_dir, run_dir, tmp_pa
     assert list(read_expansion(tmp_path / "two")) == list(read_expansion(tmp_path / "five"))
 
 
+@pytest.mark.soak
 def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir, run_dir, tmp_path):
     narrow = {"num_queries": 12, "top_k": 3, "temperature": 0.4, "max_length": 6}
     written = {}

@@ -283,7 +283,7 @@ def test_bad_flags_are_refused_before_a_model_loads(dataset_dir, flags, message)
     [
         ({"embedding_dim": 9}, "embedding_dim is 9, but embeddings have 8 dimensions"),
         ({"max_query_length": 0}, "--max_query_length is 0"),
-        ({"passage_length": 1}, "have no room beside the 1 special tokens"),
+        ({"passage_length": 1}, "no room beside the 1 special tokens"),
         ({"passage_length": 8, "passage_stride": 8}, "a stride of 8 does not fit passages with room for 7"),
     ],
 )

@@ -114,7 +114,7 @@ def test_msmarco_has_the_measures_of_its_kind_and_counts_every_judged_query(trai
 
 def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed):
     report = printed("evaluate sentences", run_dir=trained, dataset_dir=dataset_dir, out_ranks=tmp_path / "ranks.json")
-    assert first_ranks.means(first_ranks.read(tmp_path / "ranks.json")) == pytest.approx(report["dense"])
+    assert first_ranks.means(json.loads((tmp_path / "ranks.json").read_text())) == pytest.approx(report["dense"])
     for system in ("dense", "bm25"):
         firsts = []
         for query_id, judged in QRELS["test"].items():

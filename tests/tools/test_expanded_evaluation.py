@@ -132,6 +132,7 @@ def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):
 @pytest.mark.parametrize(
     "form", ["views", "typical", *(pytest.param(form, marks=pytest.mark.soak) for form in ("typical_as_is", "document"))]
 )
+@pytest.mark.soak
 def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folder, capsys, tmp_path, monkeypatch, form):
     options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}", "--dtype=float32"]
     expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]

@@ -176,7 +176,7 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
         flags = {"keep_identical_ids": True} if keep else {}
         ranks = tmp_path / "ranks.json"
         report = printed("evaluate pairs", run_dir=trained, pairs_dir=folder, step=step, out_ranks=ranks, **flags)
-        assert first_ranks.means(first_ranks.read(ranks)) == {name: report[name] for name in first_ranks.NAMES}
+        assert first_ranks.means(json.loads(ranks.read_text())) == {name: report[name] for name in first_ranks.NAMES}
         measures = ["nDCG@10", "RR@10", "P@1", "RR"]
         expected = printed(
             "evaluate beir", run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, measures=measures, **flags

@@ -15,6 +15,7 @@ import urllib.request
 import numpy as np
 import pytest
 import toy_run
+from often import often
 
 import de_jax
 from de_jax import cli
@@ -177,7 +178,7 @@ def test_more_than_may_wait_gets_429_and_openais_client_comes_again(trained):
         process.wait()
 
 
-@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kill", often([signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill):
     process, url = started(*trained)
 
@@ -206,6 +207,14 @@ def test_a_server_that_is_stopped_under_load_answers_what_it_took(trained, kill)
     assert post(f"{url}/search", {"query": "apple"})[0] == 200
     again.terminate()
     again.wait(60)
+
+
+@pytest.mark.parametrize("flag", ["--skip_empty", "--embeddings_dir=kept", "--index=IVF1,Flat"])
+def test_flags_of_a_search_need_a_corpus(trained, flag):
+    with pytest.raises(InputError, match="changes nothing without --dataset_dir"):
+        cli.call("serve", [f"--run_dir={trained[0]}", flag])
+    with pytest.raises(InputError, match="nowhere"):
+        cli.call("serve", [f"--run_dir={trained[0]}", "--dataset_dir=nowhere", flag])
 
 
 def test_what_cannot_be_served_is_refused(trained, monkeypatch):

@@ -82,6 +82,7 @@ def loss_of(model, params, batch):
     return ance(model.embed(params, batch))[0]
 
 
+@pytest.mark.soak
 def test_the_reference_takes_other_passages_than_the_first(stores, params):
     """A test of the tests: here the best passage is often not the first."""
     batch, first = (batch_of(stores, pack=False, most=most) for most in (MOST, 1))
@@ -107,6 +108,7 @@ def test_a_document_scores_as_its_best_passage_and_no_other_gets_a_gradient(stor
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
 
+@pytest.mark.soak
 def test_eight_devices_give_the_gradient_of_one(stores, params, expected):
     mesh = sharding.make_mesh(8)
     placed = jax.device_put(params, sharding.replicated(mesh)), sharding.place(batch_of(stores, pack=True, row_multiple=8), mesh)

@@ -155,6 +155,7 @@ def test_the_highest_scores_alone_are_drawn_from_and_make_the_softmax(mesh_sizes
         assert drawn.sample.num_negatives[row] == 3
 
 
+@pytest.mark.soak
 def test_collapsed_towers_cost_what_daft_reports():
     """Every embedding is one vector: log 65 of 64 candidates, however many documents the cache holds."""
     cache = filled(range(200))

@@ -196,6 +196,7 @@ class TestTPU:
         with pytest.raises(InputError, match=r"topology v5e:3x3 cannot be: .*3x3.* not divisible"):
             plan.open_topology("v5e:3x3")
 
+    @pytest.mark.soak
     def test_step_compiles_with_the_memory_flops_and_collectives_that_it_has_elsewhere(self):
         settings = ("make_mesh.fsdp=4", "T5Config.remat='full'")
         found = planned("v5e:2x4", *settings, effort=-1.0)

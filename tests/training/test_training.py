@@ -180,6 +180,13 @@ def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_pa
     assert run_log.read_metrics(tmp_path / run_log.METRICS_FILE) == [{"step": 0, "alignment": 1.0}]
 
 
+def test_the_bar_shows_epochs_beside_steps(capsys):
+    with run_log.progress_sink(20, 0, epoch_steps=8) as bar:
+        bar(4, {"loss": 0.5})
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "epoch=0.50/2.50, loss=0.5" in shown
+
+
 def test_a_new_shape_is_named_when_it_is_compiled_and_only_then(capsys):
     step = run_log.naming_shapes(lambda state, batch: (state, {}))
     packed = Packed(np.ones((3, 8), np.int32), np.ones((3, 4), np.int32), np.arange(5, dtype=np.int32))

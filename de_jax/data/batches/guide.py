@@ -1,4 +1,4 @@
-"""A guide's embeddings of the texts in a batch, by which a loss tells false negatives; see `losses.guided`.
+"""A guide's embeddings of the texts in a batch, by which a loss finds false negatives; see `losses.guided`.
 
 <guide_dir>/
     queries/, docs/    embeddings.npy float32 [n, G] and ids.json, as encode corpus writes them

@@ -34,6 +34,7 @@ from de_jax.types import PADDING_ID, Batch, InputError
 _SAMPLE_PAIRS, _FEWEST_BATCHES, _MOST_BATCHES = 65536, 16, 1024
 # Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
 _MAX_TRIES = 32
+_MOST_LISTED = 512  # relevant documents of a query; one with more may be a label or a topic
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
@@ -93,7 +94,7 @@ class TrainingPairs(NamedTuple):
         return self.query_store, self.doc_store
 
     def fingerprint(self, dev_qrels: beir.Qrels | None) -> str:
-        """What tells the texts, the pairs and the judgements of a dev set from others."""
+        """A hash of the texts, the pairs and the judgements of a dev set."""
         rows = hashlib.sha256(np.ascontiguousarray(self.pairs).data).hexdigest()
         judged = json.dumps(dev_qrels, sort_keys=True) if dev_qrels is not None else ""
         return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
@@ -121,16 +122,14 @@ class TrainingPairs(NamedTuple):
         return np.stack([self.first(name, self.pairs[:, side]) for side, name in enumerate(("query", "doc"))], axis=1)
 
     def not_relevant(self, name: str, rows: Int32[np.ndarray, "P N"]) -> Int32[np.ndarray, "P N"]:
-        """The negatives of each pair by first rows; `PADDING_ID` for texts that any pair says are relevant, counted on stderr."""
+        """The negatives of each pair by first rows; `PADDING_ID` for texts that are relevant in any pair, counted on stderr."""
         rows, pairs = self.first(name, np.asarray(rows)), self.by_text.astype(np.int64)
         query, doc = (pairs[:, :1], rows) if name == "neg_docs" else (rows.astype(np.int64), pairs[:, 1:])
         known = np.unique(pairs[:, 0] << 32 | pairs[:, 1])
         wanted = np.where(rows == PADDING_ID, PADDING_ID, query << 32 | doc)
         is_relevant = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
         if number := int(np.count_nonzero(is_relevant)):
-            outputs.tell(
-                f"{self.name}: hard negatives left out, as another row says that they are relevant to the same query: {number}."
-            )
+            outputs.tell(f"{self.name}: hard negatives left out, as they are relevant to the same query in another row: {number}.")
         return np.where(is_relevant, PADDING_ID, rows)
 
 
@@ -156,11 +155,15 @@ class Positives(NamedTuple):
     doc_rows: np.ndarray  # int32 [P], those of one query after another
     firsts: np.ndarray  # int64 [queries + 1]: query q's are doc_rows[firsts[q] : firsts[q + 1]]
 
-    def of(self, query_rows: np.ndarray) -> Int32[np.ndarray, "b most"]:
-        """Those of each query, filled up with `PADDING_ID` to as many as any query has."""
-        starts, ends = self.firsts[query_rows, None], self.firsts[query_rows + 1, None]
-        places = starts + np.arange(int(np.diff(self.firsts).max()))
-        return np.where(places < ends, self.doc_rows[np.minimum(places, len(self.doc_rows) - 1)], PADDING_ID)
+    def of(self, query_rows: np.ndarray, first: np.ndarray) -> Int32[np.ndarray, "b most"]:
+        """Those of each query, filled up with `PADDING_ID`; of more than `_MOST_LISTED` those among the documents `first` first."""
+        starts, ends = self.firsts[query_rows], self.firsts[query_rows + 1]
+        places = starts[:, None] + np.arange(min(int(np.diff(self.firsts).max()), _MOST_LISTED))
+        found = np.where(places < ends[:, None], self.doc_rows[np.minimum(places, len(self.doc_rows) - 1)], PADDING_ID)
+        for row in np.flatnonzero(ends - starts > _MOST_LISTED):
+            own = self.doc_rows[starts[row] : ends[row]]
+            found[row] = own[np.argsort(~np.isin(own, first), kind="stable")[:_MOST_LISTED]]
+        return found
 
 
 class DocTexts(NamedTuple):
@@ -186,6 +189,7 @@ class PairBatches:
         pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
+        epoch_steps: batches in an epoch; None if the batches hold pairs of other sources too.
     """
 
     def __init__(
@@ -216,10 +220,11 @@ class PairBatches:
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
-        self._plan, self._positives = None, None
+        self._plan, self._positives, self.epoch_steps = None, None, None
         if not share.is_joined:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
+            self.epoch_steps = self._plan.num_batches
             if self._plan.num_left_out >= 0.01 * len(by_text):
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(
@@ -227,7 +232,8 @@ class PairBatches:
                     f"{self._plan.num_left_out:,} of {len(by_text):,} ({share_left_out:.0f} %). A smaller PairsOptions.batch_size "
                     f"than {options.batch_size} leaves fewer out, and PairsOptions.unique_in_batch=False takes all."
                 )
-            self._positives = positives_of(by_text, pairs.query_store.num_texts) if options.mask_positives else None
+            if options.mask_positives and np.bincount(by_text[:, 0]).max() > 1:  # else `mask_duplicates` masks the only one
+                self._positives = positives_of(by_text, pairs.query_store.num_texts)
         self._layouts: dict[str, layout.Layout] = {}
 
     @property
@@ -260,10 +266,11 @@ class PairBatches:
         texts = {name: self._layouts[name](all_texts, self.share.host_index) for name, all_texts in encoded.items()}
         own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
         ids = {_IDS[name]: self.pairs.first(name, own_rows) for name, own_rows in own.items()}
+        docs = self.pairs.first("doc", _candidates(rows))
         return Batch(
             **texts,
             **ids,
-            positive_ids=self._positives.of(ids["query_id"]) if self._positives else None,
+            positive_ids=self._positives.of(ids["query_id"], docs) if self._positives else None,
             scores=self.scores(chosen[host_rows], _candidates(own)) if self.scores else None,
             guide=self._guide(own) if self._guide else None,
         )

@@ -68,7 +68,7 @@ class CurriculumTexts:
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
     def check_room(self, max_length: int) -> None:
-        """Says which part of the generated queries documents have no room for; `InputError` where it is all of them."""
+        """Warns about the share of the generated queries without room in documents; `InputError` if it is all of them."""
         share = self.store.share_without_room(max_length)
         if share == 1:
             raise InputError(
@@ -164,8 +164,6 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
 def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:
     """How often each value was there before."""
     order = np.argsort(values, kind="stable")
-    is_first = np.concatenate([[True], np.diff(values[order]) != 0])
-    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(values)), 0))
     places = np.empty(len(values), np.int64)
-    places[order] = np.arange(len(values)) - firsts
+    places[order] = np.arange(len(values)) - np.searchsorted(values[order], values[order])
     return places

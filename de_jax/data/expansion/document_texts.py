@@ -108,7 +108,7 @@ class ExpandedTexts(_Expanded):
         *,
         max_query_length: int = 32,
     ) -> None:
-        """Says which texts there are; nothing is copied.
+        """Takes the texts; nothing is copied.
 
         Args:
             docs, queries: by the same tokenizer.
@@ -166,7 +166,7 @@ class TextsWithOneQuery(_Expanded):
     """
 
     def __init__(self, docs: TokenStore, queries: QueryTokens, *, max_query_length: int = 32) -> None:
-        """Says which texts there are; nothing is copied.
+        """Takes the texts; nothing is copied.
 
         Args:
             docs, queries: of the corpus, by the same tokenizer.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from de_jax.data.stores.corpus import rows_by_id
 from de_jax.data.text import beir, input_policy
 from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
@@ -29,12 +30,7 @@ _IDS = 8192
 """Of a corpus, made to an array at a time."""
 EXPANSION = Kind(
     "expansion",
-    Record(
-        {
-            "parts": map_of(some_text, keys=file_name),
-            "num_docs": Maybe(Count),
-        }
-    ),
+    Record({"parts": map_of(some_text, keys=file_name), "num_docs": Maybe(Count)}),
     make="run de-jax doc2query on it until it ends",
     mend="copy the expansion again, or delete it and write it again",
 )
@@ -123,16 +119,16 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, as many as the manifest says; a lost part would otherwise be skipped."""
+    """The documents, as many as in the manifest; a lost part would otherwise be skipped."""
     num_found = 0
     for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
         yield doc
     if num_docs is not None and num_found != num_docs:
-        raise InputError(f"{manifest_file} says {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
+        raise InputError(f"{manifest_file} has {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
 
 
 def fingerprint(path: str | Path) -> str:
-    """Hex SHA-256 that tells an expansion from others."""
+    """Hex SHA-256 of an expansion."""
     path = Path(path)
     return reading.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 
@@ -190,7 +186,7 @@ class _TextIds:
             blocks.append(np.array([text_id.encode() for text_id, _ in block], dtype=bytes))
             self.empty += [text_id for text_id, is_there in block if not is_there]
         self._ids = np.concatenate(blocks)  # as wide as the longest
-        self._sorted, self._is_ticked = np.sort(self._ids), np.zeros(len(self._ids), bool)
+        self._order, self._is_ticked = np.argsort(self._ids, kind="stable"), np.zeros(len(self._ids), bool)
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self._ids), _IDS):
@@ -198,21 +194,20 @@ class _TextIds:
 
     def tick(self, doc_ids: Sequence[str]) -> None:
         """Marks documents; InputError for a document that the corpus lacks, or that is marked already."""
-        wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
-        places = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
-        if (is_unknown := self._sorted[places] != wanted).any():
+        rows = rows_by_id(self._ids, self._order, doc_ids)
+        if (rows < 0).any():
             raise InputError(
-                f"the predictions are for {doc_ids[int(np.argmax(is_unknown))]}, which is no document of {self._corpus}; give the "
+                f"the predictions are for {doc_ids[int(np.argmin(rows))]}, which is no document of {self._corpus}; give the "
                 "corpus they are of."
             )
-        is_first = np.zeros(len(places), bool)
-        is_first[np.unique(places, return_index=True)[1]] = True
-        if (is_repeated := self._is_ticked[places] | ~is_first).any():
+        is_first = np.zeros(len(rows), bool)
+        is_first[np.unique(rows, return_index=True)[1]] = True
+        if (is_repeated := self._is_ticked[rows] | ~is_first).any():
             raise InputError(
                 f"the predictions have the document {doc_ids[int(np.argmax(is_repeated))]} twice; sort the lines of a table by "
                 "document, and give each document once."
             )
-        self._is_ticked[places] = True
+        self._is_ticked[rows] = True
 
 
 def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Int, Int32, Int64, UInt8
 
 from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.data.stores.corpus import rows_by_id
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import Tokenizer
@@ -75,7 +76,7 @@ class QueryTexts(Sequence[list[str]]):
         Args:
             texts, offsets, counts: of the folder, by its rows.
             rows: the folder's row of each document of the corpus; -1 for a document without queries.
-            name: of the folder, which tells it from others.
+            name: of the folder, which identifies it.
         """
         self._texts, self._offsets, self._rows = texts, offsets, rows
         self.counts = np.where(rows >= 0, counts[np.maximum(rows, 0)], 0).astype(np.int64)
@@ -127,7 +128,8 @@ def queries_by_row(
     """
     folder = Path(cache_dir) / f"query_texts-{folders.key_of(str(QUERY_TEXTS.format), fingerprint(path))}"
     arrays = folders.build_once(folder, _open, lambda out_dir: _build(path, out_dir))
-    rows = np.concatenate([_rows_of(arrays, doc_ids[start : start + _IDS]) for start in range(0, len(doc_ids), _IDS)])
+    parts = (doc_ids[start : start + _IDS] for start in range(0, len(doc_ids), _IDS))
+    rows = np.concatenate([rows_by_id(arrays["ids"], arrays["id_order"], part) for part in parts])
     if not is_part and np.count_nonzero(rows >= 0) < len(arrays["ids"]):
         unknown = arrays["ids"][np.setdiff1d(np.arange(len(arrays["ids"])), rows)[0]].decode()
         raise InputError(f"{path} has queries for {unknown}, which is not a document here; the expansion is for another corpus.")
@@ -138,14 +140,6 @@ def queries_by_row(
         wanted[only] = rows[only]
         rows = wanted
     return QueryTexts(arrays["texts"], arrays["offsets"], arrays["counts"], rows, folder.name)
-
-
-def _rows_of(arrays: dict[str, np.ndarray], doc_ids: Sequence[str]) -> Int[np.ndarray, " d"]:
-    """The folder's row of each document; -1 where it has none."""
-    ids, order = arrays["ids"], arrays["id_order"]
-    wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
-    rows = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
-    return np.where(ids[rows] == wanted, rows, -1)
 
 
 def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""How near a generated query is to the real one of a pair: ROUGE-L, shared words, or what another model says.
+"""How near a generated query is to the real one of a pair: ROUGE-L, shared words, or the score of another model.
 
 A measure takes (pair, gold query, generated queries) and gives a float32 for each generated query, higher for nearer ones; `pair`
 is the number of the training pair, which a file of scores is looked up by.

@@ -160,7 +160,7 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     """The miner's facts about a generation; its parts are not read.
 
     Raises:
-        DamagedGeneration: it is absent, of another format, or says what no miner says.
+        DamagedGeneration: it is absent, of another format, or not written by a miner.
     """
     with _damage():
         return NEGATIVES.read_manifest(generation_dir(negatives_dir, number))
@@ -199,7 +199,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
 
 
 def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
-    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that a pair says is relevant.
+    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that is relevant in a pair.
 
     Args:
         generation: mined for these pairs, or for more.

@@ -104,7 +104,7 @@ class MinedNegatives:
         there = self._numbers()
         if not there:
             raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine pairs.")
-        self._opened(there[-1])  # says how it is damaged
+        self._opened(there[-1])  # raises with the damage
 
     def needs_first(self, known: Sequence[Switch] = ()) -> bool:
         """Whether a new run has no generation to begin with, so that it must mine one; raises InputError as `check` does.
@@ -114,7 +114,7 @@ class MinedNegatives:
         return not known and not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
-        """Continues as the file of switches says; without a switch, the run begins with the newest complete generation.
+        """Continues by the file of switches; without a switch, the run begins with the newest complete generation.
 
         Args:
             step: the step at which training continues.

@@ -18,8 +18,7 @@ from de_jax.data.batches.joined import JoinedStore, joined_negatives, joined_sco
 from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import with_prompt
+from de_jax.data.text.tokenizing import bare
 from de_jax.settings import PositiveFloat, check_call, checked
 from de_jax.types import Batch, Batches, InputError
 
@@ -220,7 +219,7 @@ def _check_together(opened: Mapping[str, TrainingSet]) -> None:
     (first, known), *others = opened.items()
     for name, part in others:
         for kind in _KINDS:
-            if _vocabulary(getattr(part, kind)) != _vocabulary(getattr(known, kind)):
+            if len({bare(getattr(one, kind).tokenizer).fingerprint for one in (part, known)}) > 1:
                 raise _clash(first, name, f"have different {kind} vocabularies", "give them one PairsOptions.tokenizer")
         if part.batch_size != known.batch_size:
             batches = f"have batches of {known.batch_size} and {part.batch_size} pairs"
@@ -253,7 +252,3 @@ def _check_mixable(parts: Mapping[str, PairBatches]) -> None:
 
 def _clash(first: str, second: str, what: str, fix: str) -> InputError:
     return InputError(f"the sources {first!r} and {second!r} of the mixture {what}; {fix}.")
-
-
-def _vocabulary(side: Side) -> str:
-    return with_prompt(side.tokenizer, "").fingerprint

@@ -11,6 +11,7 @@ from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
+from de_jax.types import FieldName
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -25,6 +26,8 @@ class PairsOptions:
         doc_tokenizer: the document tower's, where it differs.
         query_prompt, doc_prompt: text before every query or document, for example "query: ". None keeps the tokenizer's own prompt,
             and "" is for no prompt.
+        doc_fields: fields of documents that are separated by the tokenizer's own token, such as ("title", "text") for
+            `[CLS] title [SEP] text [SEP]`; also "url". None keeps the tokenizer's own, and () joins title and text by a blank.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
@@ -39,8 +42,8 @@ class PairsOptions:
             scores and of mined negatives, as in BEIR's scores.
         seed: of the shuffling; None follows the run's, `Initialization.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
-        mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
-            mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
+        mask_positives: losses with `mask_duplicates` also mask documents that any training pair calls relevant to the query, in the
+            batch, mined or from a cache. Streams, which do not know all pairs, mask the pairs of equal queries or documents alone.
         pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
@@ -70,6 +73,7 @@ class PairsOptions:
     doc_tokenizer: TokenizerSource | None = None
     query_prompt: str | None = None
     doc_prompt: str | None = None
+    doc_fields: tuple[FieldName, ...] | None = None
     batch_size: PositiveInt = 512
     max_query_length: PositiveInt = 64
     max_doc_length: PositiveInt = 256
@@ -81,7 +85,7 @@ class PairsOptions:
     keep_identical_ids: bool = False
     seed: Seed | None = None
     unique_in_batch: bool = True
-    mask_positives: bool = False
+    mask_positives: bool = True
     pack: bool = True
     length_multiple: PositiveInt = 32
     negatives_dir: LocalPath = ""

@@ -29,7 +29,7 @@ from de_jax.data.sources.training_set import TrainingSet, opened, opened_tokeniz
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy, table_files
 from de_jax.data.text.table_files import Rows, Table
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
+from de_jax.data.text.tokenizing import Tokenizer, fields_of, load_tokenizer, prompt_of
 from de_jax.files import folders, outputs
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
@@ -216,16 +216,16 @@ def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOption
     for name, (wanted, there) in given.items():
         if wanted and opened(wanted).fingerprint != there.fingerprint:
             raise InputError(f"the texts in {pairs_dir} are tokenized with another {name}; leave {name} out, or write them again.")
-    prompts = {
-        "query_prompt": (options.query_prompt, store.query_tokenizer),
-        "doc_prompt": (options.doc_prompt, store.doc_tokenizer),
+    settings = {
+        "query_prompt": (options.query_prompt, prompt_of(store.query_tokenizer)),
+        "doc_prompt": (options.doc_prompt, prompt_of(store.doc_tokenizer)),
+        "doc_fields": (options.doc_fields, fields_of(store.doc_tokenizer)),
     }
-    for name, (prompt, there) in prompts.items():
-        if prompt not in (None, prompt_of(there)):
-            made_with = f"with the prompt {prompt_of(there)!r}" if prompt_of(there) else "without a prompt"
+    for name, (asked, made_with) in settings.items():
+        if asked not in (None, made_with):
             raise InputError(
-                f"{name} is {prompt!r}, but the texts in {pairs_dir} were tokenized {made_with}; leave {name} out, or write the "
-                "folder again by a model with that prompt."
+                f"{name} is {asked!r}, but the texts in {pairs_dir} were tokenized with {made_with!r}; leave {name} out, or write "
+                "the folder again by a model with that."
             )
 
 

@@ -75,9 +75,11 @@ def write(
         for name in MINED:
             if (mined := side_by_side([reading.mined(name, stores) for reading in readings])).shape[1]:
                 arrays[name] = mined
+        dev_qrels: beir.Qrels = {}
         for reading in dev_readings:
             reading.check(stores)
-        pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=_qrels(dev_readings) or None, made_from=made_from)
+            reading.judge(dev_qrels)
+        pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from)
     return pair_store.open_pair_store(out_dir)
 
 
@@ -147,8 +149,11 @@ class _Reading:
         mined[is_id] = self._rows(stores[side], [text_id for row in self._mined[name] for text_id in row], feature)
         return mined
 
-    def judgements(self) -> Iterator[tuple[str, str, int]]:
-        return zip(self._ids["query"], self._ids["doc"], self._relevance, strict=True)
+    def judge(self, qrels: beir.Qrels) -> None:
+        """Adds the judgements; the greatest of a pair counts."""
+        for query_id, doc_id, relevance in zip(self._ids["query"], self._ids["doc"], self._relevance, strict=True):
+            judged = qrels.setdefault(query_id, {})
+            judged[doc_id] = max(relevance, judged.get(doc_id, relevance))
 
     def _rows(self, store: TokenStore, text_ids: Sequence[str], feature: str) -> np.ndarray:
         if not text_ids:
@@ -224,12 +229,3 @@ def side_by_side(arrays: Sequence[np.ndarray], filler: int | float = PADDING_ID)
     """The rows of all, one after another, filled up to the widest."""
     width = max(array.shape[1] for array in arrays)
     return np.concatenate([np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=filler) for array in arrays])
-
-
-def _qrels(readings: Sequence[_Reading]) -> beir.Qrels:
-    qrels: beir.Qrels = {}
-    for reading in readings:
-        for query_id, doc_id, relevance in reading.judgements():
-            judged = qrels.setdefault(query_id, {})
-            judged[doc_id] = max(relevance, judged.get(doc_id, relevance))
-    return qrels

@@ -23,9 +23,8 @@ from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import InputError
 
 _NEED_ALL_TEXTS = (
-    *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "mask_positives", "max_passages"),
-    "num_for_both",
-    *("query_prompt", "doc_prompt"),
+    *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "max_passages", "num_for_both"),
+    *("query_prompt", "doc_prompt", "doc_fields"),
 )
 
 
@@ -54,7 +53,7 @@ def seqio_pairs(
         dev_task: scores checkpoints by its split `options.dev_split`; by default `task`.
         use_cached: read what `seqio_cache_tasks` wrote.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
-        task_cache_dirs: where to look for that, beside the folders that seqio knows.
+        task_cache_dirs: where to look for that, beside seqio's own folders.
         window: read the task as a stream, and shuffle so many pairs together (`window_batches`); 0 reads all of it first.
         options, share: of `pair_store.stored_pairs`; folders of pairs are kept in `options.cache_dir`.
 

@@ -64,7 +64,7 @@ def write_pairs(
                 side: _Texts(_tokenized(writer, tokenizers[side], tables.train.name))
                 for side, writer in (("query", queries), ("doc", docs))
             }
-            with outputs.collecting(is_quiet=True) as told:  # the folder tells it again
+            with outputs.collecting(is_quiet=True) as told:  # the folder's reader warns again
                 arrays, dev_qrels = _pairs(tables, [] if read is None else read, texts)
         parts = [Part(out_dir.name, 1.0, len(arrays["pairs"]))]
         pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from, told=told)
@@ -202,7 +202,7 @@ def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable
     def write(ids: list[str], texts: list[str]) -> None:
         try:
             writer.append(ids, tokenizer.encode(texts))
-        except InputError as error:  # of tokens: the store knows no file
+        except InputError as error:  # of tokens: the store has no file
             raise InputError(f"{name}: {error}") from None
 
     return write
@@ -218,5 +218,5 @@ def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtyp
 
 
 def digest(text: str) -> bytes:
-    """What tells a text from others."""
+    """Identifies a text."""
     return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]

@@ -17,12 +17,13 @@ from typing import IO
 from de_jax.data.sources import table_store
 from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, table_files
+from de_jax.data.text.fields import field_of
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.files import folders, outputs
 from de_jax.types import InputError
 
-_WRITTEN_AS = "texts of a table 1"
+_WRITTEN_AS = "texts of a table 2"
 """Changes whenever equal tables give other folders."""
 _FILES = {"query": "queries.jsonl", "doc": "corpus.jsonl.gz"}
 
@@ -135,7 +136,8 @@ class _Writer:
             what = "queries" if side == "query" else "documents"
             raise InputError(f"{self._table}: two different {what} have the id {name}; correct the column of ids, or rename it.")
         self.ids[side][digest] = name
-        record = {"_id": name, "title": "", "text": text} if side == "doc" else {"_id": name, "text": text}
+        title = {"title": field_of(text, "title")} if side == "doc" else {}
+        record = {"_id": name, **title, "text": text.removeprefix(title.get("title", "")).removeprefix(" ")}
         self._file(_FILES[side]).write(json.dumps(record, ensure_ascii=False) + "\n")
         return name
 

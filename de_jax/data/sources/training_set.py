@@ -24,7 +24,7 @@ from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs, reading
 from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import Batches, InputError
@@ -42,7 +42,7 @@ class DevSet(NamedTuple):
 
 
 class QueriesForBoth(NamedTuple):
-    """Queries that both towers embed, each by its own tokenizer, so that it can be told how far apart the towers are."""
+    """Queries that both towers embed, each by its own tokenizer, to measure how far apart the towers are."""
 
     for_query_tower: TokenStore
     for_doc_tower: TokenStore
@@ -87,7 +87,7 @@ class TrainingSet(NamedTuple):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What tells the texts, the pairs and the dev set of each source from others, by its name; streams have none."""
+        """Hashes of the texts, the pairs and the dev set of each source, by its name; streams have none."""
         found = {name: (part.texts, part.dev and part.dev.qrels) for name, part in self.parts.items()}
         return {name: pairs.fingerprint(qrels) for name, (pairs, qrels) in found.items() if pairs}
 
@@ -204,7 +204,8 @@ def beir_pairs(
     of_both = dev_split or beir.dev_split(dataset_dir) or split
     if options.num_for_both:
         asked = _read_split(dataset_dir, of_both).keys() - set(stores[0].skipped_ids)
-        by_doc_tower = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
+        file, kept_in = beir.find_file(dataset_dir, "queries"), store_dir(cache_dir)
+        by_doc_tower = cached_token_store(file, doc_tokenizer, kept_in, kind="queries", skip_empty=skip_empty)
         found = found._replace(for_both=queries_for_both(asked, options.num_for_both, stores[0], lambda rows: by_doc_tower))
     return found
 
@@ -318,7 +319,7 @@ def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], opti
 
 
 def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
-    """Says how many of the texts are longer than a batch holds of them."""
+    """Warns about texts that are longer than a batch holds of them."""
     docs = pairs.doc_store
     specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
     of_docs = ("max_doc_length", most)
@@ -329,7 +330,7 @@ def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
         of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
     of_sides = (("queries in training", ("max_query_length", options.max_query_length)), ("documents in training", of_docs))
     for side, (kind, limit) in enumerate(of_sides):
-        if limit[1] < 1:  # a curriculum then says how many queries have no room
+        if limit[1] < 1:  # a curriculum then reports the queries without room
             continue
         is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
         is_trained_on[pairs.pairs[:, side]] = True
@@ -361,7 +362,7 @@ def queries_for_both(
 
 
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
-    """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
+    """Identifies the texts of a BEIR folder: hex SHA-256 of the file of "queries" and of that of "docs"."""
     names = {"queries": "queries", "docs": "corpus"}
     return {kind: reading.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
 
@@ -370,7 +371,7 @@ def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages:
     """The passages of documents; None where each is one text."""
     if max_passages == 1:
         return None
-    if isinstance(tokenizer, PromptedTokenizer):
+    if prompt_of(tokenizer):
         raise InputError("only a document's first passage would have the prompt; set PairsOptions.max_passages to 1.")
     return PassageStore(docs, length, max_passages=max_passages)
 
@@ -386,16 +387,17 @@ def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of queries and of documents, with their prompts.
 
     Raises:
-        InputError: the queries' tokenizer has a prompt of its own, and nothing says what documents have.
+        InputError: the queries' tokenizer has a prompt of its own, and that of documents is unknown.
     """
     query_tokenizer = opened(options.tokenizer)
     doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
-    if isinstance(query_tokenizer, PromptedTokenizer) and not options.doc_tokenizer and options.doc_prompt is None:
+    if (prompt := prompt_of(query_tokenizer)) and not options.doc_tokenizer and options.doc_prompt is None:
         raise InputError(
-            f"the tokenizer puts {query_tokenizer.prompt!r} before texts, which would go before documents too; set PairsOptions."
+            f"the tokenizer puts {prompt!r} before texts, which would go before documents too; set PairsOptions."
             "doc_tokenizer, or doc_prompt (an empty one for none)."
         )
-    return with_prompt(query_tokenizer, options.query_prompt), with_prompt(doc_tokenizer, options.doc_prompt)
+    doc_tokenizer = with_prompt(doc_tokenizer, options.doc_prompt, options.doc_fields)
+    return with_prompt(query_tokenizer, options.query_prompt), doc_tokenizer
 
 
 def open_stores(
@@ -412,14 +414,9 @@ def open_stores(
         cache_dir: where stores are kept; by default under `files.cache_dir()`.
         skip_empty: pass over empty texts instead of refusing them.
     """
-    store = functools.partial(_store, dataset_dir, cache_dir=cache_dir, skip_empty=skip_empty)
-    return store("queries", "queries", query_tokenizer), store("corpus", "docs", doc_tokenizer)
-
-
-def _store(
-    dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
-) -> TokenStore:
-    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
+    store = functools.partial(cached_token_store, cache_dir=store_dir(cache_dir), skip_empty=skip_empty)
+    queries = store(beir.find_file(dataset_dir, "queries"), query_tokenizer, kind="queries")
+    return queries, store(beir.find_file(dataset_dir, "corpus"), doc_tokenizer)
 
 
 def store_dir(cache_dir: str | Path) -> Path:

@@ -89,7 +89,6 @@ class TokenStore:
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.content_hash: str = manifest["content_hash"]
         self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
-        self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
 
     def row_of(self, text_id: str) -> int:
         """The row of one id; InputError where the store has no such text."""
@@ -100,12 +99,7 @@ class TokenStore:
 
     def rows_of(self, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:
         """The row of each id, int64; -1 where the store has no such text. An array holds bytes, as `encoded_ids` does."""
-        if not isinstance(text_ids, np.ndarray):
-            text_ids = np.array([text_id.encode() for text_id in text_ids], dtype=bytes)
-        keys = text_ids.astype(self.encoded_ids.dtype)  # [r], cut to the longest id of the store
-        positions = np.searchsorted(self.encoded_ids, keys, sorter=self._id_order)
-        rows = self._id_order[np.minimum(positions, self.num_texts - 1)]
-        return np.where((self.encoded_ids[rows] == keys) & (np.strings.str_len(text_ids) <= keys.dtype.itemsize), rows, -1)
+        return rows_by_id(self.encoded_ids, self._id_order, text_ids)
 
     def tokens_of(self, rows: Int[np.ndarray, " r"]) -> list[Int32[np.ndarray, " t"]]:
         """The tokens of some texts without special ones, as a tokenizer's `decode` takes them."""
@@ -152,6 +146,15 @@ class TokenStore:
 
     def _body_room(self, max_length: int) -> int:
         return body_room(max_length, len(self.prefix_ids) + len(self.suffix_ids))
+
+
+def rows_by_id(ids: np.ndarray, order: np.ndarray, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:
+    """The row of each id among `ids`, bytes [n] that `order` sorts; -1 for a missing one."""
+    if not isinstance(text_ids, np.ndarray):
+        text_ids = np.array([text_id.encode() for text_id in text_ids], dtype=bytes)
+    keys = text_ids.astype(ids.dtype)  # [r], cut to the longest of `ids`
+    rows = order[np.minimum(np.searchsorted(ids, keys, sorter=order), len(ids) - 1)]
+    return np.where((ids[rows] == keys) & (np.strings.str_len(text_ids) <= keys.dtype.itemsize), rows, -1)
 
 
 def build_token_store(
@@ -239,10 +242,9 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
     arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
     offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
-    if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
-        raise InputError(f"{store_dir}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
-    if order.min() < 0 or order.max() >= num_texts:
-        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a missing text; {mend}.")
+    ends = offsets[0], offsets[-1], order.min(), order.max()
+    if ends != (0, num_tokens, 0, num_texts - 1) or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{store_dir}/offsets.npy or id_order.npy is damaged; {mend}.")
     return TokenStore(store_dir, manifest, arrays)
 
 
@@ -281,15 +283,34 @@ def cached_token_store(
     def build(folder: Path) -> TokenStore:
         try:
             return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
-        except InputError as error:  # of ids and tokens: the store knows no file
+        except InputError as error:  # of ids and tokens: the store has no file
             raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
     store = folders.build_once(store_dir, open_token_store, build)
     if skip_empty:
-        if not store.records_skipped:
-            store.skipped_ids = tuple(text_id for text_id, text in read() if not text)
         input_policy.tell_skipped(texts_file, store.skipped_ids)
     return store
+
+
+def one_store(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) -> TokenStore:
+    """Stores as one, which is kept in the cache; the texts of a store follow those of the store before.
+
+    Ids get their store's number before them, so that two data sets may use the same.
+    """
+    if len(stores) == 1:
+        return stores[0]
+    key = folders.key_of(*(store.content_hash for store in stores))
+
+    def build(folder: Path) -> TokenStore:
+        with TOKEN_STORE.writing(folder) as temporary, writing(temporary, tokenizer) as writer:
+            for number, store in enumerate(stores):
+                for start in range(0, store.num_texts, _CHUNK_TEXTS):
+                    ids = [f"{number}/{text_id}" for text_id in store.ids[start : start + _CHUNK_TEXTS]]
+                    ends = store.offsets[start : start + len(ids) + 1]
+                    writer.append(ids, np.split(store.tokens[ends[0] : ends[-1]], ends[1:-1] - ends[0]))
+        return open_token_store(folder)
+
+    return folders.build_once(cache_dir / f"joined-{key}", open_token_store, build)
 
 
 def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

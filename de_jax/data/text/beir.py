@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from de_jax.data.text import input_policy, table_files, trec_columns
+from de_jax.data.text.fields import document
 from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_lines, require_folder
 from de_jax.types import InputError
@@ -51,7 +52,7 @@ class Dataset(NamedTuple):
 
 
 def iter_docs(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
-    """Yields (id, title and text) of each document; see `iter_queries`."""
+    """Yields (id, title and text) of each document, whose `fields` can be told apart; see `iter_queries`."""
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=True, skip_empty=skip_empty) if text)
 
 
@@ -72,17 +73,6 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
 def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[str, str]]:
     """As `iter_docs`, or without titles `iter_queries`; with `skip_empty`, an empty text is yielded as ""."""
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=with_title, skip_empty=skip_empty))
-
-
-def titles_and_urls(path: str | Path) -> dict[str, tuple[str, str]]:
-    """The title and the url of each document by id, "" if it has none; read `url`, or the `url` of `metadata`, in jsonl.
-
-    A title begins the text that `iter_docs` gives. A url is the file's, and may be any text.
-
-    Raises:
-        InputError: a missing, truncated or malformed file; names the file and the line.
-    """
-    return {record.text_id: (record.title, record.url) for _, record in _lines(Path(path), with_title=True)}
 
 
 def count_docs(path: str | Path, judged: Iterable[str]) -> int:
@@ -297,37 +287,24 @@ def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts
 
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
-    """Yields (line number, id, text) of a jsonl or tsv file."""
-    for line, record in _lines(path, with_title=with_title):
-        if not record.text and not skip_empty:
-            raise InputError(f"{path}, line {line}: the text of {record.text_id} is empty; remove the line, or set skip_empty.")
-        yield line, record.text_id, record.text
-
-
-class _Record(NamedTuple):
-    text_id: str
-    text: str  # begins with the title, where it is asked for
-    title: str = ""
-    url: str = ""
-
-
-def _lines(path: Path, *, with_title: bool) -> Iterator[tuple[int, _Record]]:
-    """Yields (line number, record) of a jsonl or tsv file."""
+    """Yields (line number, id, text) of a jsonl or tsv file; texts are `fields.document` where titles are asked for."""
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
         raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
     parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
     for line, raw in read_lines(path):
         try:
-            record = parse(raw, with_title)
-            if not record.text_id or any(character in record.text_id for character in "\t\n\r\0"):
-                raise ValueError(f"the id {record.text_id!r} is empty or holds a tab, a line break or a null")
+            text_id, text = parse(raw, with_title)
+            if not text_id or any(character in text_id for character in "\t\n\r\0"):
+                raise ValueError(f"the id {text_id!r} is empty or holds a tab, a line break or a null")
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
-        yield line, record
+        if not text and not skip_empty:
+            raise InputError(f"{path}, line {line}: the text of {text_id} is empty; remove the line, or set skip_empty.")
+        yield line, text_id, text
 
 
-def _parse_json(raw: str, with_title: bool) -> _Record:
+def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
     record = parse_json(raw)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
@@ -340,7 +317,7 @@ def _parse_json(raw: str, with_title: bool) -> _Record:
     text_id, text, title = (_string(record, name, value) for name, value in given.items())
     metadata = record.get("metadata")
     url = record.get("url") or (metadata.get("url") if isinstance(metadata, dict) else "")
-    return _Record(text_id, input_policy.shown(f"{title} {text}"), title.strip(), url if isinstance(url, str) else "")
+    return text_id, document(title, text, url if with_title and isinstance(url, str) else "")
 
 
 def _string(record: Mapping[str, Any], name: str, value: Any) -> str:
@@ -350,14 +327,14 @@ def _string(record: Mapping[str, Any], name: str, value: Any) -> str:
     raise ValueError(f"{name!r} {found}, expected a string")
 
 
-def _parse_tsv(raw: str, with_title: bool) -> _Record:
+def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
     columns = raw.split("\t")
     if columns[0].strip().lower() in _ID_HEADERS and columns[-1].strip().lower() in _TEXT_HEADERS:
         raise ValueError("a header, where texts begin at once; remove the line")
     if len(columns) == 4:
         text_id, url, title, body = columns
-        text = input_policy.shown(f"{title} {body}" if with_title else body) or url  # a page may have neither
-        return _Record(text_id, text, title.strip(), url)
+        text = document(title, body, url) if with_title else input_policy.shown(body)
+        return text_id, text or url  # a page may have neither
     if len(columns) != 2:
         raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
-    return _Record(columns[0], input_policy.shown(columns[1]))
+    return columns[0], input_policy.shown(columns[1])

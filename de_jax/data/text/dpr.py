@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data.text import beir, input_policy, table_files
+from de_jax.data.text.fields import document
 from de_jax.data.text.input_policy import examples
 from de_jax.data.text.table_files import Table
 from de_jax.files import folders, json_objects
@@ -27,13 +28,7 @@ def _passage_id(value: Any) -> str:
 
 _ID = Maybe(nullable(_passage_id), None)
 _PASSAGE = Record({"title": Maybe(nullable(str), None), "text": str, "passage_id": _ID, "psg_id": _ID})
-_QUESTION = Record(
-    {
-        "question": str,
-        "positive_ctxs": list_of(_PASSAGE),
-        "hard_negative_ctxs": Maybe(list_of(_PASSAGE), []),
-    }
-)
+_QUESTION = Record({"question": str, "positive_ctxs": list_of(_PASSAGE), "hard_negative_ctxs": Maybe(list_of(_PASSAGE), [])})
 _COLUMNS = ("id", "title", "text")
 
 
@@ -65,7 +60,10 @@ def read_questions(path: str | Path) -> Iterator[Question]:
             found = _QUESTION(record)
         except ValueError as error:
             raise InputError(f"{place}: {error}.") from None
-        sides = (list(map(_passage, found[name])) for name in ("positive_ctxs", "hard_negative_ctxs"))
+        sides = (
+            [Passage(one["passage_id"] or one["psg_id"] or "", document(one["title"] or "", one["text"])) for one in found[name]]
+            for name in ("positive_ctxs", "hard_negative_ctxs")
+        )
         yield Question(place, input_policy.shown(found["question"]), *sides)
 
 
@@ -172,8 +170,3 @@ def _judged(split: str, files: Sequence[str | Path], max_positives: int) -> list
     if not pairs:
         raise InputError(f"{', '.join(map(str, files))}: no question of {split} has a positive passage.")
     return pairs
-
-
-def _passage(passage: dict[str, Any]) -> Passage:
-    text = input_policy.shown(f"{passage['title'] or ''} {passage['text']}")
-    return Passage(passage["passage_id"] or passage["psg_id"] or "", text)

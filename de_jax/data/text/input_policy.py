@@ -27,34 +27,26 @@ def shown(text: str) -> str:
     return text if any(unicodedata.category(one) not in _BLANK and not _IGNORED.match(one) for one in text) else ""
 
 
-def tell_words(table: str, number: int) -> None:
-    """Says how many texts are a word such as None."""
-    if number:
-        outputs.tell(
-            f"{table}: {number} texts are words for nothing, such as None or nan; leave those cells empty if nothing was there."
-        )
-
-
 def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
-    """Says how many empty texts of a file are left out."""
+    """Counts the empty texts of a file, which are left out."""
     if text_ids:
         outputs.tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
 
 
 def tell_unused(num_pairs: int) -> None:
-    """Says how many relevant pairs are left out of training because a text of theirs is."""
+    """Counts relevant pairs that are left out of training with one of their texts."""
     if num_pairs:
         outputs.tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
 
 
 def tell_graded(name: str, number: int) -> None:
-    """Says how many judged pairs are no training pairs for their grade."""
+    """Counts judged pairs whose grade leaves them out of training."""
     if number:
         outputs.tell(f"{name}: pairs of relevance 0 or below, which are no training pairs: {number}.")
 
 
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
-    """Says how many texts are longer than the setting.
+    """Counts texts that are longer than the setting.
 
     Args:
         name: of the data.
@@ -72,7 +64,7 @@ def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length
 
 
 def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Says how many judgements of a data set are of documents that rankings leave out for their ids."""
+    """Counts judgements of documents that rankings leave out for their ids."""
     dropped = [query_id for query_id, judged in qrels.items() if judged.get(query_id, 0) > 0]
     if dropped:
         outputs.tell(

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data.stores.corpus import TextIds, TokenStore
+from de_jax.data.stores.corpus import TextIds, TokenStore, body_room
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -36,9 +36,7 @@ class PassageStore:
         """
         if max_passages is not None and max_passages < 1:
             raise InputError(f"max_passages is {max_passages}; give a document at least 1 passage.")
-        room = length - len(store.prefix_ids) - len(store.suffix_ids)
-        if room < 1:
-            raise InputError(f"passages of {length} tokens have no room beside the {length - room} special tokens; give more.")
+        room = body_room(length, len(store.prefix_ids) + len(store.suffix_ids), "a passage length")
         stride = room if stride is None else stride
         if not 1 <= stride <= room:
             raise InputError(f"a stride of {stride} does not fit passages with room for {room} tokens; give 1 to {room}.")

@@ -67,10 +67,10 @@ def build(
     num_processes: int | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Writes the data set in the BEIR layout and returns what `versions.json` says about it, its counts among that.
+    """Writes the data set in the BEIR layout and returns the contents of `versions.json`, with its counts.
 
     Equal versions give equal bytes, whatever the number of processes. `versions.json` is written last; where it already
-    describes these versions and options and the files are as it says, nothing is done.
+    describes these versions and options and the files are unchanged, nothing is done.
 
     Args:
         out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
@@ -93,7 +93,7 @@ def build(
     docs = _read(_sources(installed), max_docs, num_processes, progress)
     if not docs:
         raise InputError("no docstring was found: the sources of the standard library and of the packages are not installed.")
-    # Without counts and hashes it says only that the folder is ours: a build that was stopped is begun again.
+    # Without counts and hashes it only marks the folder as ours: a build that was stopped is begun again.
     outputs.write_json(out_dir / "versions.json", {"format": FORMAT})
     queries: dict[str, str] = {}
     qrels: dict[str, beir.Qrels] = {split: {} for split in SPLITS}
@@ -180,7 +180,7 @@ _VERSIONS = Record({"format": str, "sha256": Maybe(map_of(str, keys=relative), {
 
 
 def _versions_of(out_dir: Path) -> dict[str, Any]:
-    """What `versions.json` says, where this module wrote it; else nothing."""
+    """The contents of `versions.json` if this module wrote it; else nothing."""
     with contextlib.suppress(InputError):
         versions: dict[str, Any] = reading.read_json(out_dir / "versions.json", _VERSIONS)
         if versions["format"].startswith("de_jax pydocs "):

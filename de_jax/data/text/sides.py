@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from de_jax.data.text.tokenizing import Tokenizer, prompt_of, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, fields_of, prompt_of, with_prompt
+from de_jax.types import FieldName
 
 
 class Side(NamedTuple):
     """How the texts of one tower are read."""
 
-    tokenizer: Tokenizer  # its prompt included
+    tokenizer: Tokenizer  # its prompt and fields included
     max_length: int  # tokens, special ones included; of a passage, where a text has several
     max_passages: int = 1  # of a text, which scores as its best one
 
@@ -19,6 +21,11 @@ class Side(NamedTuple):
         """The prompt before every text; mostly empty."""
         return prompt_of(self.tokenizer)
 
-    def with_prompt(self, prompt: str | None) -> Side:
-        """The same with another prompt; "" takes its own away, and None leaves it."""
-        return self._replace(tokenizer=with_prompt(self.tokenizer, prompt))
+    @property
+    def fields(self) -> tuple[FieldName, ...]:
+        """The fields of a document that are separated; mostly none."""
+        return fields_of(self.tokenizer)
+
+    def with_prompt(self, prompt: str | None, fields: Sequence[FieldName] | None = None) -> Side:
+        """The same with another prompt and other fields; "" and () take its own away, and None leaves them."""
+        return self._replace(tokenizer=with_prompt(self.tokenizer, prompt, fields))

@@ -292,7 +292,7 @@ def _named_twice(names: Sequence[str]) -> str:
 
 
 def _other_separator(names: Sequence[str]) -> str:
-    """The fault of a first line whose cells are not separated as its file's name says; "" for none."""
+    """The fault of a first line whose cells are not separated as the file's name demands; "" without a fault."""
     other = next((one for one in ";\t,|" if len(names) == 1 and one in names[0]), "")
     return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
@@ -428,7 +428,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 def _suffix(path: Path) -> str:
-    """What tells the format; "" for .gz of a format that is compressed within."""
+    """The ending that decides the format; "" for .gz of a format that is compressed within."""
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     return "" if path.suffix == ".gz" and suffix in _BINARY else suffix
 

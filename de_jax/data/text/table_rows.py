@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
+from de_jax.data.text.fields import document
 from de_jax.data.text.table_files import Row, Table, read
 from de_jax.data.text.tokenizing import Prompted
 from de_jax.files import outputs
@@ -110,7 +111,7 @@ class Reading:
         self._by_names: dict[tuple[str, ...], Columns] = {}
 
     def examples(self) -> Iterator[Example]:
-        """Yields what each row says.
+        """Yields the contents of each row.
 
         Raises:
             InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
@@ -131,7 +132,9 @@ class Reading:
                 num_empty += one.num_empty_negatives
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one._replace(row=self.num_rows) if self._as_texts else one
-        input_policy.tell_words(self.table.name, num_words)
+        if num_words:
+            nothing = "are words for nothing, such as None or nan; leave those cells empty if nothing was there"
+            outputs.tell(f"{self.table.name}: {num_words} texts {nothing}.")
         if num_empty:
             outputs.tell(f"{self.table.name}: empty hard negatives left out: {num_empty}.")
         if num_scored:
@@ -330,7 +333,7 @@ def _text(value: Any, title: Any, column: str) -> str:
     if not isinstance(value, str) or not isinstance(title, str):
         wrong = title if isinstance(value, str) else value
         raise ValueError(f"column {column!r} holds {_kind(wrong)}, not a text")
-    text = input_policy.shown(f"{title} {value}")
+    text = document(title, value)
     if not text:
         raise ValueError(f"the text in column {column!r} is empty")
     if len(text) > _LONG and len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) > _LONGEST:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,10 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from de_jax.data.text.fields import field_of
 from de_jax.files import outputs, reading
 from de_jax.files.reading import is_there, read_bytes, read_json
-from de_jax.settings import LARGEST, Record
-from de_jax.types import InputError
+from de_jax.settings import LARGEST, Maybe, Record, list_of
+from de_jax.types import FieldName, InputError
 
 PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
@@ -46,7 +49,7 @@ PROBES = (
 """Texts in which tokenizers differ: case, blanks, accents, compatibility forms, numbers, scripts, long words."""
 _PROBED_TOKENS = 64
 _UNKNOWN = "\U0010fffe"
-_PROMPT = Record({"prompt": str})
+_PROMPT = Record({"prompt": str, "fields": Maybe(list_of(FieldName), [])})
 
 
 @runtime_checkable
@@ -202,29 +205,56 @@ class Prompted(str):
 
 
 class PromptedTokenizer:
-    """A tokenizer that puts a prompt before every text, for example "query: " as in E5."""
+    """A tokenizer that puts a prompt before every text, such as "query: " as in E5, or separates the fields of documents.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
-        self.tokenizer, self.prompt = tokenizer, prompt
+    Fields are encoded apart and joined by what ends a text ([SEP], </s>), as a pair of texts is in transformers: title and text are
+    `[CLS] title [SEP] text [SEP]`. A field that a document lacks is left out with its separator; other texts are one field.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str, fields: Sequence[FieldName] = ()) -> None:
+        self.tokenizer, self.prompt, self.fields = tokenizer, prompt, tuple(fields)
         self.vocab_size, self.pad_id = tokenizer.vocab_size, tokenizer.pad_id
         self.prefix_ids, self.suffix_ids = tokenizer.prefix_ids, tokenizer.suffix_ids
-        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {prompt}".encode()).hexdigest()
+        read_as = f"{prompt} {json.dumps(self.fields)}" if fields else prompt
+        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {read_as}".encode()).hexdigest()
+        if fields and not self.suffix_ids:
+            raise InputError("doc_fields are separated by the token that ends a text, and this tokenizer has none; leave them out.")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return self.tokenizer.encode([text if isinstance(text, Prompted) else self.prompt + text for text in texts])
+        parts = [self._parts(text) for text in texts]
+        ids, separator = iter(self.tokenizer.encode(list(itertools.chain(*parts)))), np.array(self.suffix_ids, np.int32)
+        found = ([next(ids) for _ in own] for own in parts)
+        return [np.concatenate([own[0], *itertools.chain(*((separator, part) for part in own[1:]))]) for own in found]
 
     def spans(self, text: str) -> list[Span]:
-        length = len(self.prompt)
-        return [(max(begin - length, 0), max(end - length, 0)) for begin, end in spans(self.tokenizer, self.prompt + text)]
+        found: list[Span] = []
+        begin, length = 0, len(self.prompt)
+        for part in self._parts(text):
+            found += [(begin, begin)] * (len(self.suffix_ids) if found else 0)
+            place = text.find(part[length:], begin)  # a url is not in the text
+            own = [(max(first - length, 0), max(last - length, 0)) for first, last in spans(self.tokenizer, part)]
+            found += [(place + first, place + last) if place >= 0 else (begin, begin) for first, last in own]
+            begin, length = place + len(part) - length if place >= 0 else begin, 0
+        return found
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         prompt = self.tokenizer.encode([self.prompt.rstrip()])[0]
         bare = [row[len(prompt) :] if np.array_equal(row[: len(prompt)], prompt) else row for row in ids]
-        return [text.lstrip() for text in self.tokenizer.decode(bare)]
+        parts = [np.split(row, np.flatnonzero(row == self.suffix_ids[0])) if self.fields else [row] for row in bare]
+        texts = iter(self.tokenizer.decode(list(itertools.chain(*parts))))
+        return [" ".join(next(texts) for _ in own).lstrip() for own in parts]
 
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)
-        outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
+        fields = {"fields": self.fields} if self.fields else {}
+        outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt, **fields})
+
+    def _parts(self, text: str) -> list[str]:
+        """The parts that are encoded separately: the fields of a document, the first with the prompt, or a whole text."""
+        if isinstance(text, Prompted):
+            return [text]
+        first, *others = [part for name in self.fields if (part := field_of(text, name))] or [text]
+        return [self.prompt + first, *others]
 
 
 def whole(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -247,12 +277,16 @@ def check_same_tokens(
             raise InputError(sentence.format(text=repr(text)[:60]))
 
 
-def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
-    """A tokenizer with this prompt in the place of its own; "" takes that away, and None leaves it."""
-    if prompt is None:
-        return tokenizer
-    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
-    return PromptedTokenizer(bare, prompt) if prompt else bare
+def bare(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without a prompt and fields."""
+    return tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
+
+
+def with_prompt(tokenizer: Tokenizer, prompt: str | None, fields: Sequence[FieldName] | None = None) -> Tokenizer:
+    """A tokenizer with this prompt and these fields in the place of its own; "" and () take those away, and None leaves them."""
+    prompt = prompt_of(tokenizer) if prompt is None else prompt
+    fields = fields_of(tokenizer) if fields is None else fields
+    return PromptedTokenizer(bare(tokenizer), prompt, fields) if prompt or fields else bare(tokenizer)
 
 
 def prompt_of(tokenizer: Tokenizer) -> str:
@@ -260,17 +294,22 @@ def prompt_of(tokenizer: Tokenizer) -> str:
     return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
 
 
+def fields_of(tokenizer: Tokenizer) -> tuple[FieldName, ...]:
+    """The fields of a document that a tokenizer separates; mostly none, so that title and text are one text."""
+    return tokenizer.fields if isinstance(tokenizer, PromptedTokenizer) else ()
+
+
 def mask_id(tokenizer: Tokenizer) -> int | None:
     """The id of the token that stands for a masked one; None where the vocabulary has none, as sentencepiece models have not."""
-    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
-    return bare.mask_id if isinstance(bare, JsonTokenizer) else None
+    own = bare(tokenizer)
+    return own.mask_id if isinstance(own, JsonTokenizer) else None
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
 
     Where a folder holds both, `spiece.model` is the original and is taken. A `prompt.json` ({"prompt": "query: "}) beside it goes
-    before every text.
+    before every text, and may name "fields" of documents.
 
     Raises:
         InputError: nothing there, an unreadable vocabulary, or one without an id for padding.
@@ -285,12 +324,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not is_there(file):
         raise InputError(f"{file} does not exist; give a {SENTENCEPIECE_FILE}, a {TOKENIZER_JSON_FILE}, or a folder with one.")
     tokenizer = JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
-    return PromptedTokenizer(tokenizer, _prompt_of(path)) if is_there(path / PROMPT_FILE) else tokenizer
-
-
-def _prompt_of(directory: Path) -> str:
-    value = reading.read_json(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
-    return str(value["prompt"])
+    if not is_there(path / PROMPT_FILE):
+        return tokenizer
+    value = reading.read_json(path / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
+    return PromptedTokenizer(tokenizer, value["prompt"], value["fields"])
 
 
 def spell_out_special_tokens(backend: Any) -> None:

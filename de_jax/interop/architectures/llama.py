@@ -35,7 +35,7 @@ def keys(read: str, harmless: str = "", **more: Any) -> Keys:
 
 
 def fields(settings: Settings, table: dict[str, Setting] = TABLE, **defaults: Any) -> dict[str, Any]:
-    """What every such config.json says, as fields of `RotaryConfig`.
+    """The common settings of such a config.json, as fields of `RotaryConfig`.
 
     `is_causal` is false where a decoder was made an encoder, as for GTE-Qwen2; transformers 5 reads it so too.
 

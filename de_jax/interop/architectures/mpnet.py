@@ -11,9 +11,9 @@ from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
 
 PAD_ID = 1
-"""Whatever config.json says, positions are counted from the one after it and the token 1 has none."""
+"""Whatever the value in config.json, positions are counted from the one after it and the token 1 has none."""
 NUM_BUCKETS = 32
-"""Whatever config.json says, transformers puts distances into so many."""
+"""Whatever the value in config.json, transformers puts distances into so many."""
 OWN = {"hidden_act": "gelu", "relative_attention_num_buckets": NUM_BUCKETS}
 MAPS = {
     **{f"attention/{name}": f"attention.attn.{name[0]}" for name in ("query", "key", "value", "out")},

@@ -77,7 +77,7 @@ SCALINGS = {
 }
 """The settings of each way to scale positions, beside a factor; few turns before many."""
 TURNS: Mapping[str, tuple[float | None, float | None]] = {"llama3": (None, None), "yarn": (1.0, 32.0)}
-"""Where config.json does not say; None must be said."""
+"""Defaults of config.json; None means that the value is required."""
 
 
 def rope(settings: Settings, layer_type: str | None, older_name: str, default: float, *scalings: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def scaling_json(config: RotaryConfig) -> dict[str, Any]:
 def held_by(
     config_of: Callable[[Settings], RotaryConfig], json_of: Callable[[RotaryConfig, int], dict[str, Any]]
 ) -> Callable[[Any, int], bool]:
-    """Whether a kind's config.json tells all of an encoder but its precision and how it is compiled."""
+    """Whether a kind's config.json holds all of an encoder but its precision and how it is compiled."""
 
     def holds(config: Any, pad_id: int) -> bool:
         if not isinstance(config, RotaryConfig):

@@ -90,7 +90,7 @@ class StopWhenAligned:
         return self._stop
 
     def measure(self, step: int, params: Params) -> None:
-        """Measures now. Before the first update it tells where the towers begin, which may undo the threshold, and ends nothing."""
+        """Measures now; before the first update that is the start of the towers, which may undo the threshold."""
         with self._paused():
             self._measure(step, params)
 

@@ -75,7 +75,7 @@ class WatchForCollapse:
         for sentence in said:
             warnings.warn(f"step {step}: {sentence}", stacklevel=2)
         if self._alarm.stop and distributed.agreed(bool(said)):
-            self._stop = Stop(f"collapsed at step {step}: {said[-1] if said else 'the first process says how'}")
+            self._stop = Stop(f"collapsed at step {step}: {said[-1] if said else 'see the first process'}")
 
     def _judge(self, scalars: Mapping[str, Any]) -> list[str]:
         """The problems that lasted for enough consecutive log lines."""

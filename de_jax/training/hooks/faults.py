@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
         lower: completes the advice "continue with a lower ..." for a number that is not finite.
         memory: the current values, by name, of the settings that determine the memory of a step; names end as in `ADVICE`.
         devices: completes the advice "take more devices".
-        num_steps: the name of the setting that says where the run ends.
+        num_steps: the name of the setting that ends the run.
         name: of a row of a batch.
         rows: a word for the rows of a batch.
     """
@@ -69,9 +69,9 @@ def non_finite(
     """The error with the rows to look at and the remedies.
 
     Args:
-        error: says which step.
+        error: names the step.
         batch: that step's.
-        explanation: tells the rows that give no finite numbers from the others, and their names.
+        explanation: finds the rows without finite numbers, and names them.
         mesh: where it does.
         params_before: gives the last good parameters.
         kept: the step of the last good checkpoint.

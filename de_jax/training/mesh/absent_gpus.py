@@ -1,6 +1,6 @@
 """Described GPUs to compile for: JAX's CUDA plugin compiles without a GPU, its driver or CUDA's libraries.
 
-XLA then knows a GPU by a description. Nothing is tuned on a device.
+XLA then has a description of a GPU. Nothing is tuned on a device.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def devices(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
         )
     from jax.experimental import topologies
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # else the plugin says that there is no driver, many times
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # else the plugin reports a missing driver many times
     shape = f"1x{num_hosts}x{num_per_host}"  # slices, hosts, GPUs of a host
     try:
         return list(topologies.get_topology_desc(platform="cuda", target_config=gpu.description, topology=shape).devices)

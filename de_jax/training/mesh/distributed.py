@@ -35,9 +35,7 @@ def is_asked_for(*, automatic: bool, **given: Any) -> bool:
     if automatic or not missing:
         return True
     if len(missing) < len(given):
-        raise InputError(
-            f"{' and '.join(missing)} missing; give all three of a process, or --distributed where a cluster knows them."
-        )
+        raise InputError(f"{' and '.join(missing)} missing; give all three of a process, or --distributed if a cluster sets them.")
     return False
 
 
@@ -76,7 +74,7 @@ def place() -> tuple[int, int]:
     except (ValueError, RuntimeError, OSError, KeyError) as error:
         raise InputError(f"the cluster does not say which process this is: {' '.join(str(error).split())}") from error
     if number is None or total is None:
-        raise InputError("no TPU pod, SLURM, Kubernetes or MPI says which process this is; give its number and how many there are.")
+        raise InputError("no TPU pod, SLURM, Kubernetes or MPI gives the number of this process; give its number and their count.")
     for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
         if own:
             jax.config.update(name, ",".join(map(str, own)))

@@ -134,7 +134,7 @@ def _trips(loop: _Instruction, program: _Program) -> int | None:
 
 
 def _product_flops(instruction: _Instruction, known: dict[str, _Instruction]) -> int:
-    """FLOPs of a dot, of a convolution, into which TPUs compile a dot, or told by a kernel; 0 for any other instruction."""
+    """FLOPs of a dot, of a convolution, into which TPUs compile a dot, or given by a kernel; 0 for any other instruction."""
     if instruction.opcode == "custom-call":
         told = re.search(r'"cost_estimate":\{"flops":"(\d+)"|flops=(\d+)[^"]*/pallas_call"', instruction.attributes)
         return int(told[1] or told[2]) if told else 0

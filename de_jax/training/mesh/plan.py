@@ -123,7 +123,7 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
     Args:
         mesh: of devices as `open_topology` gives them.
         function: under `jax.jit`.
-        args: shapes, which lie on the mesh as `function` says or as their own shardings do.
+        args: shapes, which lie on the mesh as in `function` or by their own shardings.
         effort: see `compiler_options`; at -1 the compiler is done several times sooner.
     """
     start = time.perf_counter()

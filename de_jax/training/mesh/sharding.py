@@ -1,4 +1,4 @@
-"""The mesh, and how a batch lies on it; `sharding_rules` says how a state does."""
+"""The mesh, and how a batch lies on it; `sharding_rules` lays out a state."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def traced_on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, to be compiled, with the mesh set while it is traced, so that a model knows the axes that split its rows."""
+    """`function`, to be compiled, with the mesh set while it is traced, so that a model finds the axes that split its rows."""
 
     @functools.wraps(function)
     def on_mesh(*args: Any) -> Any:

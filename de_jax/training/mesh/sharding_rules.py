@@ -68,7 +68,7 @@ def state_shardings(state: TrainState, mesh: Mesh, user_rules: Rules | None = No
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
-    """A tree of shapes that says where each array lies, as `Checkpoints.restore` wants it."""
+    """A tree of shapes with the place of each array, as `Checkpoints.restore` wants it."""
     return jax.tree.map(lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), abstract, shardings)
 
 

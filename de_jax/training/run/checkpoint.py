@@ -188,7 +188,7 @@ class Checkpoints:
         try:
             damage = next(folders.damages(folder, below=below), None) if distributed.is_first() else None
             if not distributed.agreed(damage is None):
-                raise ValueError(damage or "as the first process says")
+                raise ValueError(damage or "see the first process")
             yield
         except (jax.errors.JaxRuntimeError, InputError):  # no memory, or another model's
             raise

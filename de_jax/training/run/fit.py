@@ -31,7 +31,7 @@ copies the arrays that it keeps.
 def fit(
     step_fn: TrainStep, state: TrainState, batches: Batches, *, num_steps: int, hooks: Sequence[Hook] = ()
 ) -> tuple[TrainState, Stop | None]:
-    """Trains from `state` to `num_steps` updates in all, or until a hook says stop.
+    """Trains from `state` to `num_steps` updates in all, or until a hook stops it.
 
     Args:
         step_fn: a compiled train step; may donate its state.

@@ -41,7 +41,7 @@ class Training:
         like: the shapes of the state, and where each array lies on the mesh.
         mesh: the devices.
         batches: this process's rows.
-        batch_size: pairs of a global batch.
+        batch_size, epoch_steps: pairs of a global batch, and updates in an epoch if the data have epochs.
         optimization, logging: see `settings`.
         explanation: how faults name pairs and settings.
     """
@@ -56,6 +56,7 @@ class Training:
     optimization: Optimization
     logging: Logging
     explanation: faults.Explanation
+    epoch_steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +88,11 @@ class Session:
         """metrics.jsonl, TensorBoard, a progress bar and, where asked for, W&B; the first process writes them for all."""
         if not distributed.is_first():
             return []
+        num_steps, epoch_steps = self.training.optimization.num_steps, self.training.epoch_steps
         sinks = [
             run_log.jsonl_sink(self.run_dir, self.start_step),
             run_log.tensorboard_sink(self.run_dir, self.start_step),
-            self._at_end.enter_context(run_log.progress_sink(self.training.optimization.num_steps, self.start_step)),
+            self._at_end.enter_context(run_log.progress_sink(num_steps, self.start_step, epoch_steps)),
         ]
         if project := self.training.logging.wandb:
             sinks.append(self._at_end.enter_context(wandb_sink(self.run_dir, self.start_step, project)))
@@ -151,7 +153,7 @@ class Session:
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
-        """Trains to the last update, or until a hook says stop; see `fit.fit`.
+        """Trains to the last update, or until a hook stops it; see `fit.fit`.
 
         Raises:
             KeyboardInterrupt: at Ctrl-C, after the state was saved.
@@ -197,7 +199,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
-    """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says.
+    """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`.
 
     Only parameters that `start_from` leaves as shapes are drawn: to compile unneeded random numbers took seconds.
     """
@@ -229,7 +231,7 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
 
 @contextlib.contextmanager
 def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any) -> Iterator[None]:
-    """Says which step and which pairs gave no finite number, or what to change where memory is short."""
+    """Names the step and the pairs without a finite number, or the settings to change if memory is short."""
     explanation, mesh = training.explanation, training.mesh
     try:
         yield

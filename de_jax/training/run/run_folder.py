@@ -148,7 +148,7 @@ def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: S
 def describe(
     kind: Kind, run_dir: Path, description: dict[str, Any], make: Callable[[dict[str, Any]], Any], tokenizers: Iterable[Tokenizer]
 ) -> None:
-    """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
+    """Writes the description of a run and the tokenizers that it names, or checks that an existing description is equal.
 
     A run without a checkpoint, whose first start failed, is described again.
 

@@ -96,7 +96,7 @@ class LogMetrics:
         source = self._source_of(step - 1)
         window = self._windows.get(source)
         if window is None or window.sums.keys() != metrics.keys():  # a continued run has other metrics
-            self._windows[source] = _Window(1, (step,), *_first(metrics))
+            self._windows[source] = _Window(1, (step,), metrics, _is_finite(metrics))
         else:
             count, steps, sums, num_finite = window
             added = _add(sums, num_finite, np.float32(len(steps)), metrics)
@@ -174,16 +174,12 @@ def _means(windows: _Windows) -> dict[str, float]:
 
 
 @jax.jit
-def _first(metrics: Metrics) -> tuple[Metrics, Array]:
-    return metrics, _is_finite(metrics)
-
-
-@jax.jit
 def _add(sums: Metrics, num_finite: Array, count: Array, metrics: Metrics) -> tuple[Metrics, Array]:
     goes_on = (num_finite == count) & (_is_finite(metrics) > 0)
     return jax.tree.map(lambda a, b: a + b, sums, metrics), jnp.where(goes_on, num_finite + 1, num_finite)
 
 
+@jax.jit
 def _is_finite(metrics: Metrics) -> Array:
     watched = [metrics[name] for name in ("loss", "grad_norm") if name in metrics]
     return jnp.isfinite(jnp.stack(watched)).all().astype(jnp.float32)
@@ -274,14 +270,16 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 class ProgressBar:
-    """A sink: a bar on stderr with loss, pairs per second, dev score and the time left. It moves with every update."""
+    """A sink: a bar on stderr with epoch, loss, pairs per second, dev score and time left. It moves with every update."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
+    def __init__(self, bar: Any, epoch_steps: int | None = None) -> None:
+        self._bar, self._epoch_steps = bar, epoch_steps
         self._shown: dict[str, str] = {}
 
     def __call__(self, step: int, scalars: dict[str, float]) -> None:
         short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
+        if self._epoch_steps:
+            self._shown["epoch"] = f"{step / self._epoch_steps:.2f}/{self._bar.total / self._epoch_steps:.2f}"
         self._shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
         self._bar.set_postfix(self._shown)
 
@@ -291,8 +289,8 @@ class ProgressBar:
 
 
 @contextlib.contextmanager
-def progress_sink(num_steps: int, start_step: int) -> Iterator[Sink]:
+def progress_sink(num_steps: int, start_step: int, epoch_steps: int | None = None) -> Iterator[Sink]:
     """A `ProgressBar`, whose last state stays on the screen."""
     bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
     with contextlib.closing(bar):
-        yield ProgressBar(bar)
+        yield ProgressBar(bar, epoch_steps)
