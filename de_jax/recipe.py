@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import types
@@ -24,7 +23,7 @@ from de_jax.losses.combination import fields_read, parts
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
+from de_jax.settings import ABSENT, PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
@@ -265,8 +264,8 @@ class Recipe:
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
         for loss in parts(self.loss):
-            with contextlib.suppress(KeyError):  # a loss that is never computed block by block
-                settings[f"{name_of(loss)}.block_size"] = bound(loss, "block_size")
+            if (block_size := bound(loss, "block_size")) is not ABSENT:  # of a loss that may be computed block by block
+                settings[f"{name_of(loss)}.block_size"] = block_size
         return settings
 
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:

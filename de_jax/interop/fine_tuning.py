@@ -92,16 +92,9 @@ def pretrained_tower(
         base = base.of_layers(layers)
     if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
-    encoder = _changed(
-        base,
-        num_layers=num_layers,
-        dtype=dtype,
-        dropout_rate=dropout_rate,
-        dropout_broadcast=dropout_broadcast,
-        remat=remat,
-        scan_layers=scan_layers,
-        attention=attention,
-    )
+    dropout = {"dropout_rate": dropout_rate, "dropout_broadcast": dropout_broadcast}
+    of_layers = {"num_layers": num_layers, "remat": remat, "scan_layers": scan_layers, "attention": attention}
+    encoder = _changed(base, dtype=dtype, **dropout, **of_layers)
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
     pooled = None if pooling is None else huggingface.checked_pooling(pooling)
     if layers is not None and not layers:  # the first token's own vector, or the last one's, is alike in all texts

@@ -173,6 +173,7 @@ def written(
     """A config.json, or an object in one: the settings of a table and a kind's own, with the name of transformers' class."""
     told = {one.name: getattr(config, one.attribute or field) for field, one in table.items()}
     common = {"model_type": model_type, "pad_token_id": pad_id, "dtype": "float32"}
+    common["initializer_range"] = 0.02  # text-embeddings-inference needs it
     return {**told, **common, **({"architectures": [model]} if model else {}), **own}
 
 
