@@ -31,7 +31,7 @@ class MinedPairs(NamedTuple):
         pairs: int32 [P, 2] (query, document).
         neg_docs: int32 [P, N], in the order drawn; `PADDING_ID` after shorter lists.
         neg_queries: int32 [P, M], the same of queries.
-        scores: float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none. None where
+        scores: float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none. None if
             others mined.
         query_ids, doc_ids: bytes [q] and [n], UTF-8.
     """

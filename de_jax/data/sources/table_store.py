@@ -113,7 +113,7 @@ def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> It
     """The examples of both tables with their split, "train" or "dev", many at a time; see `write_pairs` and `Reading`.
 
     Raises:
-        InputError: at the end, where there is nothing to train on, or no relevant document for the queries of "dev".
+        InputError: at the end, if there is nothing to train on, or no relevant document for the queries of "dev".
     """
     num_pairs: dict[str, int] = {}
 

@@ -140,7 +140,7 @@ def read(table: Table, wanted: Wanted = tuple) -> Iterator[Row]:
 
 
 def _paths(source: Any) -> list[str] | None:
-    """The paths that a table names; None where it is the rows themselves."""
+    """The paths that a table names; None if it is the rows themselves."""
     if isinstance(source, str | Path):
         return [str(source)]
     is_paths = isinstance(source, list | tuple) and all(isinstance(one, str | Path) for one in source)
@@ -437,7 +437,7 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
 
 
 def import_pyarrow(path: Path) -> Any:
-    """The package; raises InputError, with the extra that installs it, where it is absent."""
+    """The package; raises InputError, with the extra that installs it, if it is absent."""
     with needs("tables", str(path)):
         import pyarrow
     return pyarrow
