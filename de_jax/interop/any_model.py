@@ -79,8 +79,7 @@ def read(
 
         if pooling is None and is_there(folder / "config_sentence_transformers.json"):
             raise InputError(
-                f"{folder} holds config_sentence_transformers.json but not modules.json, which describes the embedding; copy it "
-                "again."
+                f"{folder} holds config_sentence_transformers.json but not modules.json, the steps of the embedding; copy it again."
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if mark == "adapter_config.json":
