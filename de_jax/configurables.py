@@ -286,7 +286,7 @@ def _name_source(bound: Settings) -> None:
 
 
 def hints_of(configurable: Any) -> dict[str, Any] | None:
-    """The annotations of what gin can set, by name; None where anything may be set."""
+    """The annotations of what gin can set, by name; None if anything may be set."""
     parameters = inspect.signature(configurable).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
