@@ -250,11 +250,10 @@ class Recipe:
             loss = self.loss if scale is None else functools.partial(_scaled, self.loss, jnp.asarray(scale, jnp.float32))
             return self._step_of(self.trained, params, loss, rates)(state, batch)
 
-        temperature = None
-        if getattr(losses, name_of(self.loss), None) is getattr(self.loss, "func", self.loss):  # it is ours
-            with contextlib.suppress(KeyError):
-                temperature = bound(self.loss, "temperature")
-        return functools.partial(train_step, rates=self.optimization.numbers, scale=temperature and 1.0 / temperature)
+        is_ours = getattr(losses, name_of(self.loss), None) is getattr(self.loss, "func", self.loss)
+        temperature = bound(self.loss, "temperature") if is_ours else None
+        scale = None if temperature in (None, ABSENT) else 1.0 / temperature
+        return functools.partial(train_step, rates=self.optimization.numbers, scale=scale)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -344,7 +343,7 @@ class Recipe:
         return self.optimization.tx(params, whole, rates)
 
 
-def _scaled(loss: LossFn, scale: Array, e: Embeddings) -> tuple[Array, Metrics]:
+def _scaled(loss: Callable[..., Any], scale: Array, e: Embeddings) -> tuple[Array, Metrics]:
     """The loss with this scale of its scores, as it takes one that is learned."""
     value, metrics = functools.partial(loss, temperature=None)(e._replace(scale=scale))
     return value, {name: metric for name, metric in metrics.items() if name != "temperature"}
