@@ -52,7 +52,7 @@ class Initialization:
     """The parameters before the first update.
 
     Attributes:
-        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
+        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining if they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.any_model.read` opens them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -251,8 +251,8 @@ class Recipe:
             return self._step_of(self.trained, params, loss, rates)(state, batch)
 
         is_ours = getattr(losses, name_of(self.loss), None) is getattr(self.loss, "func", self.loss)
-        temperature = bound(self.loss, "temperature") if is_ours else None
-        scale = None if temperature in (None, ABSENT) else 1.0 / temperature
+        temperature: Any = bound(self.loss, "temperature") if is_ours else ABSENT
+        scale = None if temperature in (ABSENT, None) else 1.0 / temperature
         return functools.partial(train_step, rates=self.optimization.numbers, scale=scale)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
@@ -343,7 +343,7 @@ class Recipe:
         return self.optimization.tx(params, whole, rates)
 
 
-def _scaled(loss: Callable[..., Any], scale: Array, e: Embeddings) -> tuple[Array, Metrics]:
-    """The loss with this scale of its scores, as it takes one that is learned."""
+def _scaled(loss: Any, scale: Array, e: Embeddings) -> tuple[Array, Metrics]:
+    """The loss with this scale of its scores, as for a learned one."""
     value, metrics = functools.partial(loss, temperature=None)(e._replace(scale=scale))
     return value, {name: metric for name, metric in metrics.items() if name != "temperature"}

@@ -61,7 +61,7 @@ def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def split_by_rows(x: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
-    """`x` with its rows on the devices that have those rows of the batch; of no effect where no mesh is set.
+    """`x` with its rows on the devices that have those rows of the batch; of no effect if no mesh is set.
 
     Left alone, XLA may split the residual stream as the kernels are split (in a loop over layers it does), and then sums the
     activations of all rows on every device instead of gathering a layer's kernels.

@@ -211,7 +211,7 @@ class RotaryConfig:
 
 
 def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tuple[int, int] | None:
-    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None where nothing does."""
+    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None if nothing does."""
     number = len(are_global)
     candidates = [preferred, *((every, first) for every in range(1, number + 2) for first in range(every))]
     fits = lambda every, first: list(are_global) == [layer % every == first for layer in range(number)]  # noqa: E731

@@ -91,7 +91,7 @@ def non_finite(
 
 
 def pair_name(query_ids: Sequence[str] | None, doc_ids: Sequence[str] | None, batch: Batch, row: int) -> str:
-    """`Explanation.name` of a pair, by the ids of the rows of its stores where they are known."""
+    """`Explanation.name` of a pair, by the ids of the rows of its stores if they are known."""
     return f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
 
 

@@ -53,7 +53,7 @@ class Topology(NamedTuple):
 
     name: str
     devices: list[Any]
-    chip: Chip | None  # None where the devices are simulated
+    chip: Chip | None  # None if the devices are simulated
 
 
 class Memory(NamedTuple):

@@ -38,7 +38,7 @@ def linear(
         num_steps: updates of the whole run.
         warmup_steps: updates before the peak.
         end: learning rate of the last update.
-        decay_steps: the update that reaches `end`, where it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
+        decay_steps: the update that reaches `end`, if it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
     """
     return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress, decay_steps)
 
@@ -164,7 +164,7 @@ def make_optimizer(
         schedule: learning rate per update.
         params: the tree to update; arrays or their shapes.
         clip_norm: largest global norm of the trained parameters' gradients; None for no limit.
-        learning_rate_factors: factor by pattern; where several match a path the last one counts.
+        learning_rate_factors: factor by pattern; if several match a path the last one counts.
         frozen: patterns of parameters that keep their values, bit for bit.
         alternate: patterns that are trained in turn, see `alternating`.
         known: the parameters that factors and `frozen` may name, where `params` are only some of them; by default `params`.

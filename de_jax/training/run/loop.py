@@ -85,7 +85,7 @@ class Session:
     _at_end: contextlib.ExitStack
 
     def sinks(self) -> list[run_log.Sink]:
-        """metrics.jsonl, TensorBoard, a progress bar and, where asked for, W&B; the first process writes them for all."""
+        """metrics.jsonl, TensorBoard, a progress bar and, if asked for, W&B; the first process writes them for all."""
         if not distributed.is_first():
             return []
         num_steps, epoch_steps = self.training.optimization.num_steps, self.training.epoch_steps
@@ -112,7 +112,7 @@ class Session:
         )
 
     def profile(self) -> list[Hook]:
-        """The hook that traces some updates, where that is asked for."""
+        """The hook that traces some updates, if that is asked for."""
         if not self.training.logging.profile_steps:
             return []
         first, count = self.training.logging.profile_steps
