@@ -134,8 +134,7 @@ def open_model(
         dtype: of matrix products; None for the model's own.
         pooling, special_tokens: as of `read`; not for a run.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none; not for a run.
-        query_prompt, doc_prompt: before every text; None for the model's, "" for none.
-        doc_fields: fields of documents that are separated, see `PairsOptions`; None for the model's, () for none.
+        query_prompt, doc_prompt, doc_fields: as of `PairsOptions`; None for the model's, "" and () for none.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
