@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data.text.fields import document
 from de_jax.types import InputError
 
 
@@ -78,14 +77,12 @@ class Model:
         """Embeddings of the texts of all batches, in their order.
 
         Args:
-            inputs: batches with "text", a list of texts; documents may have "title" and "body" beside it, for `doc_fields`.
+            inputs: batches with "text", a list of texts; mteb has put a document's title before its body.
             prompt_type: mteb's `PromptType`, or its value: "query", "document", or None for neither.
             task_metadata: mteb's `TaskMetadata`, which decides the prompt.
             of_the_task: its split, subset and mteb's batch size, which change nothing here.
         """
-        texts: list[str] = []
-        for batch in inputs:
-            texts += map(document, batch["title"], batch["body"]) if {"title", "body"} <= batch.keys() else batch["text"]
+        texts = [text for batch in inputs for text in batch["text"]]
         kind = getattr(prompt_type, "value", prompt_type)
         prompt = self.prompt(task_metadata, kind)
         return self._encode[str(kind or self._others)](texts, **({} if prompt is None else {"prompt": prompt}))
