@@ -219,20 +219,9 @@ class Scoring(Expand):
                 "another --index."
             )
         faiss_index.index_builder(scored)
-        return Policy(
-            measures=chosen,
-            depth=depth,
-            drop_identical_ids=drop_identical_ids,
-            skip_empty=self.skip_empty,
-            bm25=not self.no_bm25,
-            k1=self.k1,
-            b=self.b,
-            embedding_dim=scored.embedding_dim,
-            passage_length=self.passage_length,
-            passage_stride=self.passage_stride,
-            search=scored,
-            expansion=expansion,
-        )
+        own = {name: value for name, value in vars(self).items() if name in Policy._fields}
+        own |= {"measures": chosen, "depth": depth, "bm25": not self.no_bm25, "drop_identical_ids": drop_identical_ids}
+        return Policy(**own | {"embedding_dim": scored.embedding_dim, "search": scored, "expansion": expansion})
 
 
 @rules(beside={"engine": ("shard", "distributed"), "shard": ("distributed",)}, without={"engine": ("num_shards",)})

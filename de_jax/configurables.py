@@ -28,7 +28,7 @@ from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
-from de_jax.settings import ABSENT, fields_of
+from de_jax.settings import ABSENT, settings_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh.sharding import make_mesh
@@ -137,7 +137,7 @@ class _Builder:
     def call(self, name: str, scope: str) -> Any:
         """The result of a configurable with its settings in a scope."""
         configurable, arguments = self._known[name], self._arguments(name, scope)
-        missing = [name for name, one in fields_of(configurable).items() if one.value is ABSENT and name not in arguments]
+        missing = [name for name, one in settings_of(configurable).items() if one.value is ABSENT and name not in arguments]
         if missing and name == self.root:
             raise InputError(f"the recipe does not set {name}.{missing[0]}; add it to the gin file.")
         if missing:
@@ -180,7 +180,7 @@ class _Builder:
         for key, value in values.items():
             if key in allowed:  # once more, as a reference can be of the wrong kind
                 settings.check_value(str(collected[key]), value, allowed[key])
-        for key, one in fields_of(self._known[name]).items():
+        for key, one in settings_of(self._known[name]).items():
             if one.hint in GROUPS:
                 values.setdefault(key, self.call(one.hint.__name__, scope))
         self._open.pop()
@@ -287,11 +287,11 @@ def _name_source(bound: Settings) -> None:
 
 
 def hints_of(configurable: Any) -> dict[str, Any] | None:
-    """The annotations of what gin can set, by name; None where anything may be set."""
+    """The annotations of what gin can set, by name; None if anything may be set."""
     parameters = inspect.signature(configurable).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return {name: one.hint for name, one in fields_of(configurable).items()}
+    return {name: one.hint for name, one in settings_of(configurable).items()}
 
 
 def _decorated(name: str) -> Any:

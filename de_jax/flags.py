@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from de_jax import settings
 from de_jax.command import Parser
-from de_jax.settings import ABSENT, NO_FLAG, PATH, LocalPath, fields_of, meant, numeric
+from de_jax.settings import ABSENT, NO_FLAG, PATH, LocalPath, meant, numeric, settings_of
 from de_jax.types import InputError
 
 BINDINGS = "settings of a recipe"
@@ -99,7 +99,7 @@ class Command:
             meanings = meanings | {flag.name: flag.help for flag in given}
         self.flags = [*_flags_of(function, meanings), *(flag for flag in given if flag.owner not in self._parameters)]
         self._groups = {flag.owner: flag.group for flag in self.flags if flag.group}
-        self._line = [name for name, one in fields_of(function).items() if one.hint is Line]
+        self._line = [name for name, one in settings_of(function).items() if one.hint is Line]
         text = described(function.__doc__)[0]
         self.parser, self.summary = Parser(prog=f"{program} {verb}", description=text), _first_words(text)
         titles: dict[type, Any] = {}
@@ -297,10 +297,10 @@ def _tree(module: str) -> ast.Module:
 
 def _flags_of(function: Any, meanings: Mapping[str, str]) -> Iterator[Flag]:
     helps = described(function.__doc__)[1]
-    for owner, (_, hint, value) in fields_of(function).items():
+    for owner, (_, hint, value) in settings_of(function).items():
         if inspect.isclass(hint) and dataclasses.is_dataclass(hint):
             own = {key: text for one in reversed(hint.__mro__) for key, text in described(one.__doc__)[1].items()}
-            for field in filter(lambda one: _is_text(one.hint), fields_of(hint).values()):
+            for field in filter(lambda one: _is_text(one.hint), settings_of(hint).values()):
                 yield Flag(*field, _help(own, meanings, field.name), owner, hint)
         elif hint is not Line:
             yield Flag(owner, hint, value, _help(helps, meanings, owner), owner)

@@ -180,7 +180,7 @@ def _shape(recipe: Recipe, query_rows: int | None = None, doc_rows: int | None =
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:
-    """Memory of each device, FLOPs of all together, and what each receives from others; nothing where the step does not fit."""
+    """Memory of each device, FLOPs of all together, and what each receives from others; nothing if the step does not fit."""
     if compiled.memory is None or compiled.costs is None:
         return {"memory_gib": None, "executed_flops": None, "collectives": None, "estimate": None}
     memory, costs = compiled.memory, compiled.costs

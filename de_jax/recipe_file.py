@@ -15,7 +15,7 @@ from typing import Any
 
 from de_jax.files import addresses, reading
 from de_jax.files.outputs import write_json
-from de_jax.settings import ABSENT, fields_of, is_config, map_of, with_values
+from de_jax.settings import ABSENT, is_config, map_of, settings_of, with_values
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
 from de_jax.training.run.run_settings import read_recipe_file
@@ -52,7 +52,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     is_function = isinstance(value, functools.partial) or inspect.isroutine(value) or inspect.isclass(value)
-    known = fields_of(value).values() if is_function or is_config(value) else ()
+    known = settings_of(value).values() if is_function or is_config(value) else ()
     values = {one.name: to_json(one.value) for one in known if one.value is not ABSENT and one.name != "share"}
     return {"function" if is_function else "type": _place(value if is_function else type(value))} | values
 
@@ -88,7 +88,7 @@ class _Reader:
             raise self._lost(name, f"{found['num_entries']} entries")
         target = self._at(place, name)
         values = {key: self.value(entry, f"{name}.{key}") for key, entry in found.items() if key not in ("function", "type")}
-        known = fields_of(target)
+        known = settings_of(target)
         if "function" in found:
             bound = {key: value for key, value in values.items() if key not in known or not _equal(value, known[key].value)}
             return functools.partial(target, **bound) if bound else target
@@ -201,7 +201,7 @@ def _seeded(value: Any, seed: int, before: Any) -> Any:
         return {name: _seeded(entry, seed, before.get(name)) for name, entry in value.items()}
     if not (is_config(value) or isinstance(value, functools.partial) or inspect.isfunction(value)):
         return value
-    own = {name: one.value for name, one in fields_of(value).items() if one.value is not ABSENT}
+    own = {name: one.value for name, one in settings_of(value).items() if one.value is not ABSENT}
     new = {name: _seeded(entry, seed, before.get(name)) for name, entry in own.items()}
     if "seed" in own and own["seed"] is None:
         new["seed"] = seed if before.get("seed") is None else before["seed"]

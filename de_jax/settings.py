@@ -1,6 +1,6 @@
 """Checks values against annotations: settings, the flags of commands, and the JSON of files and manifests.
 
-A setting is a `Field` of a config class, or of a function: gin, flags, `recipe.json` and messages follow from `fields_of`. Its
+A setting is a `Field` of a config class, or of a function: gin, flags, `recipe.json` and messages follow from `settings_of`. Its
 annotation contains every check: `Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by
 `Record`, whose entries are annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
 """
@@ -79,7 +79,7 @@ class Field(NamedTuple):
     value: Any  # of an object, or bound by a partial; else the default, ABSENT for none
 
 
-def fields_of(target: Any) -> dict[str, Field]:
+def settings_of(target: Any) -> dict[str, Field]:
     """The settings of a config or its class, a function or what `functools.partial` made of it, in order; none of a plain value."""
     if is_config(target):
         kind: Any = type(target)
@@ -103,7 +103,7 @@ def with_values(target: Any, **values: Any) -> Any:
     """A config or function with other values of its settings."""
     if is_config(target):
         return dataclasses.replace(target, **values)
-    by_place = [values.pop(name, one.value) for name, one in list(fields_of(target).items())[: len(getattr(target, "args", ()))]]
+    by_place = [values.pop(name, one.value) for name, one in list(settings_of(target).items())[: len(getattr(target, "args", ()))]]
     return functools.partial(getattr(target, "func", target), *by_place, **{**getattr(target, "keywords", {}), **values})
 
 
@@ -234,7 +234,7 @@ def name_of(function: Any) -> str:
 
 def bound(function: Callable[..., Any], parameter: str) -> Any:
     """The value that a function's parameter has where a call does not give it, of a partial or the default; else `ABSENT`."""
-    found = fields_of(function).get(parameter)
+    found = settings_of(function).get(parameter)
     return found.value if found else ABSENT
 
 
@@ -261,7 +261,7 @@ def _local(value: Any, hint: Any) -> Any:
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
     if is_config(value):
-        changed = {one.name: new for one in fields_of(value).values() if (new := _local(one.value, one.hint)) is not one.value}
+        changed = {one.name: new for one in settings_of(value).values() if (new := _local(one.value, one.hint)) is not one.value}
         return with_values(value, **changed) if changed else value
     return value
 
@@ -346,7 +346,7 @@ def of_class(kind: Any, **given: Any) -> Record:
         kind: annotated.
         given: in place of the annotations of fields.
     """
-    hinted = {name: (given.get(name, one.hint), one.value) for name, one in fields_of(kind).items()}
+    hinted = {name: (given.get(name, one.hint), one.value) for name, one in settings_of(kind).items()}
     return Record({name: hint if value is ABSENT else Maybe(hint) for name, (hint, value) in hinted.items()}, True)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import documents
+from de_jax import command, documents
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
@@ -101,6 +101,7 @@ def tune(
     if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
         trained = fine_tune(source, pairs, run_dir=folder / "model", seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
+    command.keep_compiled()  # for trials that differ in numbers alone
     data = data_of(pairs, columns, dev_fraction, questions)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)

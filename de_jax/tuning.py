@@ -171,7 +171,7 @@ def options_of(source: str, *, max_query_length: int | None, max_doc_length: int
 def fitted(
     data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
 ) -> tuple[PairsOptions, int]:
-    """The options, fitted to the pairs where they are not set, and the number of pairs."""
+    """The options, fitted to the pairs if they are not set, and the number of pairs."""
     texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
     assert texts is not None  # only streams have none
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))

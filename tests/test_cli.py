@@ -155,7 +155,7 @@ def test_flags_that_are_read_from_a_function_of_the_library_are_its_parameters(v
     found = cli.command_of(verb)
     place = getattr(importlib.import_module(found.module), found.name).flags_like[0]
     module, _, name = place.rpartition(".")
-    real = settings.fields_of(getattr(importlib.import_module(module), name))
+    real = settings.settings_of(getattr(importlib.import_module(module), name))
     given = [flag for flag in found.flags if not flag.group and flag.name in real and flag.name not in ("model", "run_dir")]
     assert len(given) >= 5
     for flag in given:

@@ -68,13 +68,13 @@ def pretrained_tower(
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
         pooling: "mean", "cls" for the first token's vector, or "lasttoken"; None as the model has it, and for an encoder of Hugging
-            Face the last token where it is causal, else the mean.
+            Face the last token if it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `init_layers` names them too; none, (), leaves the average of the
             tokens' vectors, however the model pools. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
             has none; `Initialization.init_new` names it then.
-        dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, where they should differ from the
+        dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, if they should differ from the
             model's.
 
     Raises:

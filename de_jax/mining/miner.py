@@ -260,7 +260,7 @@ def mine_bm25(
 
 
 def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:
-    """An index of the documents, whose embeddings are of passages where they have some; a FAISS index is kept beside them."""
+    """An index of the documents, whose embeddings are of passages if they have some; a FAISS index is kept beside them."""
     build, store = faiss_index.index_builder(miner), texts.passages or texts.doc_store
     index = build(embedded.docs, store.ids, embedded.folder)
     return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index

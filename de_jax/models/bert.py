@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models import layers
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Matrix, gelu, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Matrix, gelu, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -148,7 +148,7 @@ class BertLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
     ) -> Float[Array, "b L E"]:
-        x = split_by_rows(x)
+        x = layers.split_by_rows(x)
         x = self.attention_layer_norm(x + self.dropout(self.attention(x, bias, segments, deterministic), deterministic))
         return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from de_jax.models import layers, positions
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
-from de_jax.models.layers import ACTIVATIONS, TABLE_STD, Dropout, Linear, Matrix, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import ACTIVATIONS, TABLE_STD, Dropout, Linear, Matrix, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -201,7 +201,7 @@ class RotaryConfig:
 
 
 def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tuple[int, int] | None:
-    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None where nothing does."""
+    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None if nothing does."""
     number = len(are_global)
     candidates = [preferred, *((every, first) for every in range(1, number + 2) for first in range(every))]
     fits = lambda every, first: list(are_global) == [layer % every == first for layer in range(number)]  # noqa: E731
@@ -289,7 +289,7 @@ class GatedFeedForward(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         std = x.shape[-1] ** -0.5
         gate, linear = (Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x) for name in ("wi_0", "wi_1"))
-        hidden = ACTIVATIONS[config.activation](gate) * linear
+        hidden = layers.gated(ACTIVATIONS[config.activation], gate, linear)
         return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.has_mlp_out_bias, name="wo")(hidden)
 
 
@@ -318,7 +318,7 @@ class RotaryLayer(nn.Module):
         of_kinds: tuple[Turns, ...],
         place: Place,
     ) -> Float[Array, "b L E"]:
-        x = split_by_rows(x)
+        x = layers.split_by_rows(x)
         view = _window(self.config, place.is_global), _chosen(of_kinds, place.is_global)
         if self.config.norm_sums:
             x = self.attention_layer_norm(x + self.dropout(self.attention(x, segments, deterministic, *view), deterministic))

@@ -301,7 +301,7 @@ def fields_of(tokenizer: Tokenizer) -> tuple[FieldName, ...]:
 
 
 def mask_id(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that stands for a masked one; None where the vocabulary has none, as sentencepiece models have not."""
+    """The id of the token that stands for a masked one; None if the vocabulary has none, as sentencepiece models have not."""
     own = bare(tokenizer)
     return own.mask_id if isinstance(own, JsonTokenizer) else None
 
