@@ -28,7 +28,7 @@ from de_jax.files.outputs import write_json
 from de_jax.interop.architectures import t5
 from de_jax.interop.pretrained import FILE, disassemble, save
 from de_jax.models.decoding import Decoding, generate
-from de_jax.models.generator import Generator
+from de_jax.models.generator import START_ID, Generator
 from de_jax.tools.doc2query import SIZES
 
 MAX_DOC_LENGTH = 256
@@ -107,7 +107,10 @@ def _torch_model(model: Generator, params: Any, dtype: str) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder) / FILE, disassemble(jax.device_get(params), t5.generator_origins(model)))
-        write_json(Path(folder) / "config.json", t5.generator_json(model))
+        own = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "use_cache": True}
+        sizes = {"num_decoder_layers": model.num_decoder_layers or model.t5.num_layers, "decoder_start_token_id": START_ID}
+        is_scaled = model.tied_logits if model.scaled_logits is None else model.scaled_logits
+        write_json(Path(folder) / "config.json", {**t5.json_of(model.t5), **own, **sizes, "tie_word_embeddings": is_scaled})
         return T5ForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 

@@ -24,6 +24,7 @@ from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
@@ -37,7 +38,7 @@ from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 PRETRAINED = tuple(one for name, one in vars(fine_tuning).items() if name.startswith("pretrained_"))
-MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora, *PRETRAINED)
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, StaticConfig, Lora, *PRETRAINED)
 LOSSES = tuple(getattr(losses, name) for name in losses.__all__)
 OPTIMIZERS = tuple(BY_NAME.values())
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)

@@ -398,6 +398,7 @@ class Model:
             )
         check_value("prompt", prompt, str | None)
         tokenizer = with_prompt(self.run.side(tower).tokenizer, prompt)
+        self.run.model.check_tokenizer(tower, tokenizer)
         found = self._embeddings(tower, tokenized(_checked_texts(texts), tokenizer), batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)

@@ -94,7 +94,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             has_negatives=part.has_negatives,
         )
     for tower, tokenizer in _tokenizers(data).items():
-        recipe.model.check_vocabulary(tower, tokenizer.vocab_size)
+        recipe.model.check_tokenizer(tower, tokenizer)
     recipe_checks.check_parts(
         recipe,
         has_mined=bool(data.all_mined),

@@ -143,7 +143,7 @@ def export_hub(folder: Path, /, *, repo: str, private: bool = False, yes: bool =
     """
     hub.check_repo(repo)
     files = {str(name): (folder / name).stat().st_size for name in hub.exported_files(folder)}
-    card = hub.card_of(folder)
+    card = (folder / hub.CARD_FILE).read_text(encoding="utf-8") if (folder / hub.CARD_FILE).is_file() else None
     print(tables.text_table(["file", "bytes"], [[name, f"{size:,}"] for name, size in files.items()]), file=sys.stderr)
     print(f"\n{card}" if card else f"\n{folder} has no README.md, so its page will be empty.", file=sys.stderr)
     url = hub.push(folder, repo, private=private) if yes else None

@@ -86,8 +86,8 @@ def pretrained_tower(
     for note in found.notes:
         if not any(words in note for words in settled):
             warnings.warn(note, stacklevel=2)
-    num_layers = None if layers is None else len(layers)
     base: Any = config.encoder
+    num_layers = None if layers is None or len(layers) == base.num_layers else len(layers)  # a static model has none
     if layers is not None and isinstance(base, RotaryConfig):
         base = base.of_layers(layers)
     if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):

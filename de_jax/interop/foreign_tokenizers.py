@@ -21,6 +21,7 @@ from de_jax.data.text.tokenizing import (
     check_same_tokens,
     rust_errors_named,
     whole,
+    with_prompt,
 )
 from de_jax.files import reading
 from de_jax.files.reading import is_there, read_bytes, read_json
@@ -51,7 +52,9 @@ def is_in(folder: Path) -> bool:
     return any(is_there(folder / name) for name in VOCABULARY_FILES)
 
 
-def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: bool = False) -> ForeignTokenizer:
+def read(
+    folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: bool = False, is_alone: bool = False
+) -> ForeignTokenizer:
     """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
 
     Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts.
@@ -62,13 +65,16 @@ def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: boo
             text it is, so that no document can forge one; "as_transformers" finds all but the padding, for example to have
             "title [SEP] abstract".
         lowercase: texts are put into lower case first.
+        is_alone: only tokenizer.json is read, and nothing stands around a text, as for a StaticEmbedding.
 
     Raises:
         InputError: transformers is not installed or does not open the tokenizer, or texts cannot be encoded in its way.
     """
     if special_tokens not in get_args(SpecialTokens):
         raise InputError(f"special_tokens is {special_tokens!r}; it is 'text' or 'as_transformers'.")
-    opened = _opened(folder)
+    opened = _alone(folder / TOKENIZER_JSON_FILE) if is_alone else _opened(folder)
+    if opened.truncation_side != "right":
+        raise InputError(f"{folder / SETTINGS_FILE}: truncation_side is {opened.truncation_side!r}; the towers here have 'right'.")
     if lowercase:
         _put_into_lower_case(opened.backend_tokenizer)
     found = json.loads(opened.backend_tokenizer.to_str())
@@ -102,7 +108,8 @@ def read(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: boo
 
 def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> None:
     """Refuses a prompt that holds a special token, which transformers would find in it and this tokenizer reads as plain text."""
-    specials = tokenizer.special_tokens if isinstance(tokenizer, JsonTokenizer) else ()
+    bare = with_prompt(tokenizer, "") if tokenizer else None
+    specials = bare.special_tokens if isinstance(bare, JsonTokenizer) else ()
     if special := next((token for token in specials if token in prompt), None):
         raise InputError(
             f"{source}: the prompt {prompt!r} holds the special token {special!r}, which is read as plain text here; leave it out, "
@@ -128,13 +135,23 @@ def _opened(folder: Path) -> Any:
             opened = AutoTokenizer.from_pretrained(str(plain), local_files_only=True, trust_remote_code=False, **own)
     if not hasattr(opened, "backend_tokenizer"):
         raise InputError(f"{folder}: {type(opened).__name__} has no tokenizer.json; its texts are cut by Python code of its own.")
-    if opened.truncation_side != "right":
-        raise InputError(f"{file}: truncation_side is {opened.truncation_side!r}; the towers here have 'right'.")
     if "attention_mask" not in opened.model_input_names:
         raise InputError(
             f"{file}: model_input_names is {opened.model_input_names!r}; without 'attention_mask' padding would count as text."
         )
     return opened
+
+
+def _alone(file: Path) -> Any:
+    """A tokenizer.json by transformers, without the special tokens around a text; its truncation is the length."""
+    found = read_json(file, max_bytes=None)
+    with needs("transformers", f"{file}, written by another library,"), rust_errors_named(file):
+        import tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        backend = tokenizers.Tokenizer.from_str(json.dumps({**found, "post_processor": None}))
+        length = backend.truncation["max_length"] if backend.truncation else LONGEST
+        return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=length)
 
 
 @contextlib.contextmanager

@@ -102,12 +102,6 @@ def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
     )
 
 
-def card_of(folder: str | Path) -> str | None:
-    """The card in an exported folder, or None."""
-    path = Path(folder) / CARD_FILE
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
 def _asked(refusal: str, ask: Callable[[], T]) -> T:
     """The answer of the hub."""
     try:

@@ -36,7 +36,7 @@ ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.b
 class EncoderFolder(NamedTuple):
     """An encoder in a folder, whose weights are not read yet."""
 
-    kind: Kind
+    kind: Kind | None  # None for a table without a config.json
     config: EncoderConfig
     tokenizer: Tokenizer | None
     pad_id: int
@@ -48,7 +48,7 @@ class EncoderFolder(NamedTuple):
     @property
     def heads(self) -> list[str]:
         """Patterns of the arrays that an encoder has no place for."""
-        return [head for head in self.kind.heads if any(re.fullmatch(head, name) for name in self.stored)]
+        return [head for head in (self.kind.heads if self.kind else ()) if any(re.fullmatch(head, name) for name in self.stored)]
 
 
 def read(
@@ -103,7 +103,7 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
     side = PretrainedSide(encoder.tokenizer, encoder.max_length, encoder.pad_id)
-    kept = [name for name in encoder.stored if encoder.kind.kept and re.fullmatch(encoder.kind.kept, name)]
+    kept = [name for name in encoder.stored if encoder.kind and encoder.kind.kept and re.fullmatch(encoder.kind.kept, name)]
     unused = {f"{tower}/{name}": encoder.stored[name]() for name in kept for tower in ("query", "doc")}
     return Pretrained(model, params, side, side, encoder.notes, unused)
 

@@ -98,14 +98,7 @@ def base_of(folder: Path) -> str:
 
 
 def merged(folder: Path, base_folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes: bool) -> Pretrained:
-    """A model with the adapters of a folder merged into its kernels.
-
-    Args:
-        folder: as peft's `save_pretrained` writes it.
-        base_folder: with the model they are for.
-        base: that model, of one encoder.
-        encoder: of that model.
-        only_sizes: the parameters of `base` are shapes, and stay so.
+    """The model of a base folder, of one encoder, with the adapters of another folder merged into its kernels.
 
     Raises:
         InputError: a setting or an array without a place here, or arrays that do not fit each other or the base.
@@ -120,6 +113,7 @@ def merged(folder: Path, base_folder: Path, base: Pretrained, encoder: EncoderFo
                 "put it there if it is the right one."
             )
     stored = {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()}
+    assert encoder.kind is not None  # of a config.json
     peft_names = {encoder.kind.own_name(name): name for name in stored}
     read = encoder.kind.by_own_name(file, stored)
     read = {name: array for name, array in read.items() if not any(re.fullmatch(head, name) for head in encoder.kind.heads)}
@@ -185,15 +179,7 @@ def _of_module(module: str, pattern: Mapping[str, int | float], default: int | f
 def write_encoder(
     folder: Path, encoder: EncoderConfig, pad_id: int, adapters: Lora, leaves: Mapping[str, Array], source: str | None
 ) -> None:
-    """Writes the adapters of one encoder into an existing folder.
-
-    Args:
-        folder: where to.
-        encoder: whose they are.
-        pad_id: of its vocabulary.
-        adapters: their settings.
-        leaves: by path within a tower, "encoder/layers_0/attention/query/lora_a/kernel".
-        source: the name or folder of the model that they are for.
+    """Writes the adapters of one encoder into an existing folder; `source` names the model that they are for.
 
     Raises:
         InputError: transformers has no such encoder, or calls its kernels otherwise than its file does.

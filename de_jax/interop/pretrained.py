@@ -100,7 +100,7 @@ def side_of(
         check_own_tokens(own.tokenizer, found, f"the tokenizer {tokenizer}")
     side = Side(with_prompt(found, prompt, fields), max_length or own.max_length, own.max_passages)
     pretrained.model.check_length(tower, side.max_length)
-    pretrained.model.check_vocabulary(tower, found.vocab_size)
+    pretrained.model.check_tokenizer(tower, side.tokenizer)
     return side
 
 

@@ -55,16 +55,7 @@ def write(folder: Path, run: Run) -> None:
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
-    """What `write` wrote.
-
-    Args:
-        folder: as above.
-        ignored: regular expressions of arrays that are left out.
-        only_sizes: `params` are shapes, and no weights are read.
-
-    Raises:
-        InputError: files that are missing or damaged.
-    """
+    """What `write` wrote; `ignored` and `only_sizes` as in `huggingface.read`."""
     folder = Path(folder)
     description, model = described(MODEL_FOLDER, folder, DualEncoder.from_json)
     params = model.shapes()

@@ -1,15 +1,17 @@
 """Folders of sentence-transformers: an encoder, pooling, a linear head and prompts; sentence-transformers is not needed.
 
-modules.json                       Transformer, Pooling, Dense, LayerNorm and Normalize with their folders, in this order;
-                                   a Dropout is passed over, as it acts in training alone
+modules.json                       Transformer and Pooling, or StaticEmbedding, then Dense, LayerNorm and Normalize with their
+                                   folders, in this order; a Dropout is passed over, as it acts in training alone
 sentence_bert_config.json          the longest text, or query and document (in the Transformer's folder)
 config_sentence_transformers.json  prompts for queries and documents
 1_Pooling/config.json, 2_Dense/{config.json, model.safetensors}
+0_StaticEmbedding/{tokenizer.json, model.safetensors}
 router_config.json                 which modules are the query's and which the document's, where a Router comes first
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from de_jax.data.text.tokenizing import PromptedTokenizer
+from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import reading
 from de_jax.files.reading import is_there
 from de_jax.interop import foreign_tokenizers, huggingface
-from de_jax.interop.architectures.kind import Keys, account
+from de_jax.interop.architectures.kind import Keys, Settings, account
 from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
-from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired, stored_arrays
+from de_jax.interop.pretrained import FILE, Origin, Pretrained, paired, stored_arrays
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.static import StaticConfig
 from de_jax.models.tower import Part, TowerConfig
 from de_jax.settings import Maybe, Record, list_of, map_of, nullable, relative
 from de_jax.types import Array, InputError
@@ -50,7 +54,8 @@ _ROUTER = Record(
         "parameters": Maybe(nullable(Record({})), None),
     }
 )
-KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
+STATIC, TABLE = "StaticEmbedding", "embedding.weight"
+KINDS = ("Transformer", "Pooling", STATIC, "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
 SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.normalize=True makes it a cosine"
@@ -80,19 +85,20 @@ TRANSFORMER_ARGUMENTS_KEYS = Keys(
     harmless="attn_implementation (torch_)?dtype add_pooling_layer low_cpu_mem_usage use_safetensors trust_remote_code device_map"
 )
 POOLING_KEYS = Keys(
-    read="pooling_mode pooling_mode_(cls_token|lasttoken|(max|mean|mean_sqrt_len|weightedmean)_tokens)",
+    read="include_prompt pooling_mode pooling_mode_(cls_token|lasttoken|(max|mean|mean_sqrt_len|weightedmean)_tokens)",
     harmless="(word_)?embedding_dimension",
-    fixed={"include_prompt": (True,)},
 )
 _ON_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
 }
-DENSE_KEYS = Keys(
-    read="out_features bias activation_function",
-    harmless="in_features",
-    fixed={**_ON_EMBEDDINGS, "use_residual": (False,)},
-)
+DENSE_KEYS = Keys(read="out_features bias activation_function use_residual", harmless="in_features", fixed=_ON_EMBEDDINGS)
+DENSE_ARRAYS = {
+    "kernel": Origin("linear.weight", transposed=True),
+    "bias": Origin("linear.bias"),
+    "residual/kernel": Origin("residual.weight", transposed=True),
+}
+LAYER_NORM_ARRAYS = {"norm/scale": Origin("norm.weight"), "norm/bias": Origin("norm.bias")}
 LAYER_NORM_KEYS = Keys(harmless="dimension")
 NORMALIZE_KEYS = Keys(fixed=_ON_EMBEDDINGS)
 ROUTER_KEYS = Keys(read="types structure parameters")
@@ -126,17 +132,15 @@ def read(
     """
     folder = Path(folder)
     query, doc = _modules(folder)
-    pretrained = _read_tower(folder, doc, ignored, only_sizes, special_tokens)
-    if query != doc:
-        own = _read_tower(folder, query, ignored, only_sizes, special_tokens)
-        pretrained = paired(own, pretrained, _shared(folder, own, pretrained, only_sizes=only_sizes))
     values = _object(folder / PROMPTS_FILE, MODEL_KEYS, required=False)
     prompts = {tower: _prompt(folder / PROMPTS_FILE, values, tower) for tower in PROMPT_NAMES}
+    pretrained = _read_tower(folder, doc, prompts, ignored, only_sizes, special_tokens)
+    if query != doc:
+        own = _read_tower(folder, query, prompts, ignored, only_sizes, special_tokens)
+        pretrained = paired(own, pretrained, _shared(folder, own, pretrained, only_sizes=only_sizes))
     for tower, prompt in prompts.items():
         foreign_tokenizers.check_prompt(folder / PROMPTS_FILE, pretrained.side(tower).tokenizer, prompt)
     return pretrained._replace(
-        query=_prompted(pretrained.query, prompts["query"]),
-        doc=_prompted(pretrained.doc, prompts["doc"]),
         prompts={name: prompt for name, prompt in (values.get("prompts") or {}).items() if prompt},
         notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
     )
@@ -167,41 +171,79 @@ def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: d
 
 
 def _read_tower(
-    folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool, special_tokens: SpecialTokens
+    folder: Path,
+    modules: dict[str, Path],
+    prompts: Mapping[str, str],
+    ignored: Sequence[str],
+    only_sizes: bool,
+    special_tokens: SpecialTokens,
 ) -> Pretrained:
     """The modules of one route as a symmetric dual encoder."""
-    file = _length_file(modules["Transformer"])
-    values = _object(file, TRANSFORMER_KEYS, required=False)
-    _check_loading(file, values)
-    encoder = huggingface.open_encoder(
-        modules["Transformer"], special_tokens=special_tokens, lowercase=bool(values.get("do_lower_case"))
-    )
-    if encoder.tokenizer is None:
+    if STATIC in modules:
+        file, values, encoder = modules[STATIC], {}, _static(modules[STATIC], special_tokens)
+    else:
+        file = _length_file(modules["Transformer"])
+        values = _object(file, TRANSFORMER_KEYS, required=False)
+        _check_loading(file, values)
+        lowercase = bool(values.get("do_lower_case"))
+        encoder = huggingface.open_encoder(modules["Transformer"], special_tokens=special_tokens, lowercase=lowercase)
+    own: Any = encoder.tokenizer
+    if own is None:
         raise InputError(f"{modules['Transformer']} holds no vocabulary; copy it there, as {', '.join(VOCABULARY_FILES)}.")
-    settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
-    dense = [path for kind, path in modules.items() if kind.startswith("Dense")]
-    for path in dense:
-        own = _dense_settings(path)
-        if (before := settings.get("projection_activation", "identity")) != "identity":
-            raise InputError(f"{path} follows a Dense with {before}; a tower has one linear map, and an activation after it alone.")
-        settings |= {**own, "projection_bias": own["projection_bias"] or settings.get("projection_bias", False)}
+    settings, is_prompt_pooled = _described(modules)
+    tower = TowerConfig(encoder.config, **settings)
     heads = {path.name: stored_arrays(path) for kind, path in modules.items() if kind == "LayerNorm"}
-    if dense:
+    if dense := [path for kind, path in modules.items() if kind.startswith("Dense")]:
         heads[dense[0].name] = _one_linear_map(dense)
     arrays = {f"{name}/{array}": read for name, head in heads.items() for array, read in head.items()}
-    encoder = encoder._replace(stored=encoder.stored | arrays)
-    encoder = encoder._replace(origins=encoder.origins | _head_origins(modules, settings))
-    pooling = _pooling(modules["Pooling"] / "config.json")
-    tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
-    if "LayerNorm" in modules:
-        _object(modules["LayerNorm"] / "config.json", LAYER_NORM_KEYS)
-    if "Normalize" in modules:
-        _object(modules["Normalize"] / "config.json", NORMALIZE_KEYS, required=False)
+    encoder = encoder._replace(stored=encoder.stored | arrays, origins=encoder.origins | _head_origins(modules, tower))
     found = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
-    return found._replace(
-        query=found.query._replace(max_length=_max_length(file, values, "query_length", encoder)),
-        doc=found.doc._replace(max_length=_max_length(file, values, "document_length", encoder)),
-    )
+    sides: dict[str, Any] = {}
+    towers: dict[str, Any] = {}
+    for name, own_name in NAMES.items():
+        tokenizer: Any = with_prompt(own, prompts[name])
+        sides[name] = found.doc._replace(max_length=_max_length(file, values, f"{own_name}_length", encoder), tokenizer=tokenizer)
+        start = 0 if is_prompt_pooled or not prompts[name] else tokenizer.prompt_length
+        towers[name] = dataclasses.replace(tower, pooling_start=start)
+    return found._replace(model=DualEncoder(**towers), **sides)
+
+
+def _described(modules: dict[str, Path]) -> tuple[dict[str, Any], bool]:
+    """The settings of a tower after its encoder, and whether a prompt is pooled."""
+    settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
+    is_prompt_pooled = True
+    for kind, path in modules.items():
+        if kind == "Pooling":
+            settings["pooling"], is_prompt_pooled = _pooling(path / "config.json")
+        elif kind.startswith("Dense"):
+            own, before = _dense_settings(path), settings.get("projection_activation", "identity")
+            if before != "identity" or settings.get("projection_residual") or (kind != "Dense" and own["projection_residual"]):
+                alone = "a tower has one linear map, and an activation or a residual after it alone"
+                raise InputError(f"{path} follows a Dense with {before}; {alone}.")
+            settings |= {**own, "projection_bias": own["projection_bias"] or settings.get("projection_bias", False)}
+        elif kind in ("LayerNorm", "Normalize"):
+            keys = LAYER_NORM_KEYS if kind == "LayerNorm" else NORMALIZE_KEYS
+            _object(path / "config.json", keys, required=kind == "LayerNorm")
+    return settings | {"normalize": "Normalize" in modules}, is_prompt_pooled
+
+
+def _static(folder: Path, special_tokens: SpecialTokens) -> huggingface.EncoderFolder:
+    """A table, as sentence-transformers keeps it, or model2vec, where tokens may share rows and have weights."""
+    told = foreign_tokenizers.read(folder, special_tokens=special_tokens, is_alone=True)
+    stored = stored_arrays(folder)
+    if "embeddings" in stored:
+        rows = {name: stored.pop(name)() for name in ("embeddings", "mapping", "weights") if name in stored}
+        try:
+            table = rows["embeddings"][rows["mapping"]] if "mapping" in rows else rows["embeddings"]
+            table = table * rows["weights"][:, None] if "weights" in rows else table
+        except (IndexError, ValueError) as error:
+            raise InputError(f"{folder / FILE}: embeddings, mapping and weights do not fit ({error}); copy it again.") from None
+        stored[TABLE] = lambda: table
+    if TABLE not in stored or len(shape := stored[TABLE]().shape) != 2:
+        raise InputError(f"{folder / FILE} has no matrix {TABLE!r}, which a {STATIC} is.")
+    pad_id, length = told.tokenizer.pad_id, told.max_length or huggingface.DEFAULT_LENGTH
+    origins = {"embedder/embedding": Origin(TABLE, swapped_row=pad_id)}
+    return huggingface.EncoderFolder(None, StaticConfig(*shape), told.tokenizer, pad_id, length, stored, origins, ())
 
 
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -247,16 +289,17 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
     first_of_each = [kind for index, kind in enumerate(kinds) if kind != "Dense" or kinds[index - 1] != "Dense"]
-    is_ordered = first_of_each == [kind for kind in KINDS if kind in kinds] and kinds[:2] == ["Transformer", "Pooling"]
-    if not is_ordered or ("LayerNorm" in kinds and "Dense" not in kinds):
+    begins = [kind for kind in kinds if kind in KINDS[:3]]
+    if first_of_each != [kind for kind in KINDS if kind in kinds] or begins not in (["Transformer", "Pooling"], [STATIC]):
         raise InputError(
-            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, any number of Dense, and at most "
-            "one LayerNorm after a Dense and one Normalize, in this order."
+            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer and Pooling, or {STATIC}, then any number of "
+            "Dense, and at most one LayerNorm and one Normalize, in this order."
         )
     return {kind if kinds.index(kind) == index else f"{kind} {index}": path for index, (kind, path) in enumerate(modules)}
 
 
-def _pooling(file: Path) -> str:
+def _pooling(file: Path) -> tuple[str, bool]:
+    """A tower's pooling, and whether a prompt is pooled."""
     values = _object(file, POOLING_KEYS)
     flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if "_mode_" in name and value is True]
     modes = values.get("pooling_mode", [flag.removesuffix("_token") for flag in flags])
@@ -264,7 +307,7 @@ def _pooling(file: Path) -> str:
     if len(modes) != 1 or modes[0] not in list(huggingface.POOLING):
         asked = " and ".join(map(str, modes)) or "none"
         raise InputError(f"{file} asks for the pooling {asked}; a tower has {' or '.join(huggingface.POOLING)}.")
-    return huggingface.POOLING[modes[0]]
+    return huggingface.POOLING[modes[0]], Settings(file, values).flag("include_prompt", True)
 
 
 def _dense_settings(folder: Path) -> dict[str, Any]:
@@ -279,7 +322,8 @@ def _dense_settings(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
         )
-    return {"projection_dim": dim, "projection_bias": bias, "projection_activation": activation}
+    own = {"dim": dim, "bias": bias, "activation": activation, "residual": Settings(file, values).flag("use_residual", False)}
+    return {f"projection_{name}": value for name, value in own.items()}
 
 
 def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
@@ -287,39 +331,35 @@ def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
     stored = [stored_arrays(folder) for folder in folders]
     if len(stored) == 1:
         return stored[0]
-    for folder, arrays in zip(folders, stored, strict=True):
-        if "linear.weight" not in arrays or (more := sorted(set(arrays) - {"linear.weight", "linear.bias"})):
-            told = f"holds {more[0]}, which has no place" if "linear.weight" in arrays else "lacks linear.weight"
-            raise InputError(f"{folder} {told}; a Dense module is linear.weight and linear.bias.")
 
-    def joined() -> tuple[np.ndarray, np.ndarray]:
-        weight: np.ndarray = np.eye(1)
-        bias: np.ndarray = np.zeros(1)
+    def joined() -> tuple[Any, Any]:
+        weight: Any = None
+        bias: Any = 0.0
         for folder, arrays in zip(folders, stored, strict=True):
-            own = arrays["linear.weight"]()
-            added = arrays["linear.bias"]() if "linear.bias" in arrays else np.zeros(own.shape[:1], np.float32)
-            width = own.shape[-1:] if arrays is stored[0] else weight.shape[:1]
-            are_floats = all(np.issubdtype(one.dtype, np.floating) or one.dtype.name == "bfloat16" for one in (own, added))
-            if own.ndim != 2 or own.shape[1:] != width or added.shape != own.shape[:1] or not are_floats:
-                raise InputError(f"{folder} holds {own.shape} and {added.shape} numbers that are no linear map of {width} numbers.")
-            own, added = own.astype(np.float64), added.astype(np.float64)
-            weight, bias = (own, added) if arrays is stored[0] else (own @ weight, own @ bias + added)
+            own = {name: np.asarray(read(), np.float64) for name, read in arrays.items()}
+            try:
+                kernel, added = own.pop("linear.weight"), own.pop("linear.bias", 0.0)
+                weight, bias = (kernel if weight is None else kernel @ weight), (kernel @ bias if np.ndim(bias) else 0.0) + added
+            except (KeyError, ValueError) as error:
+                raise InputError(f"{folder} is no linear map of the module before it: {error}.") from None
+            if own:
+                raise InputError(f"{folder} holds {min(own)}, which has no place; a Dense module is linear.weight and linear.bias.")
         return weight, bias
 
     has_bias = any("linear.bias" in arrays for arrays in stored)
     return {"linear.weight": lambda: joined()[0], **({"linear.bias": lambda: joined()[1]} if has_bias else {})}
 
 
-def _head_origins(modules: dict[str, Path], settings: dict[str, Any]) -> dict[str, Origin]:
+def _head_origins(modules: dict[str, Path], tower: TowerConfig) -> dict[str, Origin]:
+    """Of the parameters after pooling, in arrays that have their folder's name before their own."""
     origins = {}
     if "Dense" in modules:
-        origins["projection/kernel"] = Origin(f"{modules['Dense'].name}/linear.weight", transposed=True)
-    if settings.get("projection_bias"):
-        origins["projection/bias"] = Origin(f"{modules['Dense'].name}/linear.bias")
+        there = {"kernel": True, "bias": tower.projection_bias}
+        there["residual/kernel"] = tower.projection_residual and tower.projection_dim != tower.encoder.model_dim
+        origins = {name: (modules["Dense"], origin) for name, origin in DENSE_ARRAYS.items() if there[name]}
     if "LayerNorm" in modules:
-        origins["projection/norm/scale"] = Origin(f"{modules['LayerNorm'].name}/norm.weight")
-        origins["projection/norm/bias"] = Origin(f"{modules['LayerNorm'].name}/norm.bias")
-    return origins
+        origins |= {name: (modules["LayerNorm"], origin) for name, origin in LAYER_NORM_ARRAYS.items()}
+    return {f"projection/{name}": origin._replace(name=f"{at.name}/{origin.name}") for name, (at, origin) in origins.items()}
 
 
 def _length_file(folder: Path) -> Path:
@@ -360,10 +400,6 @@ def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
         )
     name = next((name for name in PROMPT_NAMES[tower] if name in prompts), default)
     return prompts.get(name) or ""
-
-
-def _prompted(side: PretrainedSide, prompt: str) -> PretrainedSide:
-    return side._replace(tokenizer=PromptedTokenizer(side.tokenizer, prompt)) if side.tokenizer and prompt else side
 
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:

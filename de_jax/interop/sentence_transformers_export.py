@@ -6,6 +6,8 @@ folder above is a Router over both, for `encode_query` and `encode_document`.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import numpy as np
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, bare, spelt_out
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
+from de_jax.interop import sentence_transformers as layout
 from de_jax.interop.architectures.kind import kind_of
 from de_jax.interop.huggingface import CONFIG_FILE, POOLING
 from de_jax.interop.pretrained import FILE, Origin, disassemble, save
-from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, NAMES, PROMPTS_FILE, SHARING_FILE
-from de_jax.models.tower import TowerConfig
+from de_jax.models.static import StaticConfig
+from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Params
+from de_jax.types import InputError, Params
 
 POOLING_MODES = {{"cls": "cls_token", "lasttoken": "lasttoken"}.get(name, f"{name}_tokens"): of for name, of in POOLING.items()}
 SPACE = "▁"
@@ -33,16 +36,19 @@ def write(folder: Path, run: Run) -> None:
 
     Where one model serves texts of two lengths, queries are cut by `encode_query`, which needs sentence-transformers 6.
     """
-    prompts = {name: run.side(tower).prompt for tower, name in NAMES.items() if run.side(tower).prompt}
+    prompts = {name: run.side(tower).prompt for tower, name in layout.NAMES.items() if run.side(tower).prompt}
     if _is_one_model(run):
+        starts = (run.model.query.pooling_start, run.model.doc.pooling_start)
+        doc = dataclasses.replace(run.model.doc, pooling_start=max(starts))  # one setting says of all prompts that none is pooled
+        run = run._replace(model=dataclasses.replace(run.model, doc=doc))
         _write_model(folder, run, "doc", prompts, None)
         if run.query.max_length != run.doc.max_length:
             lengths = {"max_seq_length": run.doc.max_length, "query_length": run.query.max_length}
-            write_json(folder / LENGTH_FILE, lengths)
+            write_json(folder / layout.LENGTH_FILE, lengths)
         return
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
-    for tower, name in NAMES.items():
+    for tower, name in layout.NAMES.items():
         own = {name: prompts[name]} if name in prompts else {}
         (folder / name).mkdir()
         modules = _write_model(folder / name, run, tower, own, name if own else None)
@@ -51,15 +57,18 @@ def write(folder: Path, run: Run) -> None:
         structure[name] = places
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    write_json(folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Router"}])
+    write_json(folder / layout.MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Router"}])
     if shared := run.model.shared:
-        write_json(folder / SHARING_FILE, {"shared": shared})
+        write_json(folder / layout.SHARING_FILE, {"shared": shared})
     _write_prompts(folder, run.model.doc, prompts, None)
 
 
 def _is_one_model(run: Run) -> bool:
-    vocabularies = {bare(tokenizer).fingerprint for tokenizer in (run.query.tokenizer, run.doc.tokenizer)}
-    return set(run.params) == {"shared"} and run.model.query == run.model.doc and len(vocabularies) == 1
+    pairs = ((run.query, run.model.query), (run.doc, run.model.doc))
+    kinds = {(bare(side.tokenizer).fingerprint, dataclasses.replace(tower, pooling_start=0)) for side, tower in pairs}
+    are_pooled = {not tower.pooling_start for side, tower in pairs if side.prompt}
+    is_cut_alike = not isinstance(run.model.doc.encoder, StaticConfig) or run.query.max_length == run.doc.max_length
+    return set(run.params) == {"shared"} and len(kinds) == 1 and len(are_pooled) <= 1 and is_cut_alike
 
 
 def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], default_prompt: str | None) -> list[dict[str, Any]]:
@@ -67,26 +76,44 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     config, params = run.tower(tower)
     side = run.side(tower)
     tokenizer, max_length = bare(side.tokenizer), side.max_length
-    parts: tuple[str, ...] = ("embedder", "encoder")
-    encoder = {part: params[part] for part in parts if part in params}  # a BERT without layers has no encoder
-    known = kind_of(config.encoder, tokenizer.pad_id)
-    unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
-    save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
-    write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
-    _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2)
     for prompt in prompts.values():
         foreign_tokenizers.check_prompt(run.run_dir, tokenizer, prompt)
-    write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
-    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
-    for kind, values, arrays in _heads(config, params):
+    if is_static := isinstance(config.encoder, StaticConfig):
+        _write_static(folder, config, params, tokenizer, max_length)
+    else:
+        encoder: Params = {part: params[part] for part in PARTS[:2] if part in params}  # a BERT without layers has no encoder
+        known = kind_of(config.encoder, tokenizer.pad_id)
+        unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
+        save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
+        write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
+        _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2)
+        write_json(folder / layout.LENGTH_FILE, {"max_seq_length": max_length})
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}{layout.STATIC if is_static else 'Transformer'}"}]
+    for kind, values, arrays in _heads(config, params)[int(is_static) :]:  # a StaticEmbedding pools itself
         index = len(modules)
         modules.append({"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": f"{MODULE}{kind}"})
         write_json(folder / f"{index}_{kind}" / CONFIG_FILE, values)
         if arrays:
             save(folder / f"{index}_{kind}" / FILE, arrays)
-    write_json(folder / MODULES_FILE, modules)
+    write_json(folder / layout.MODULES_FILE, modules)
     _write_prompts(folder, config, prompts, default_prompt)
     return modules
+
+
+def _write_static(folder: Path, config: TowerConfig, params: Params, tokenizer: Tokenizer, max_length: int) -> None:
+    """A table, and a vocabulary that cuts texts and finds no special tokens in them."""
+    if tokenizer.prefix_ids or tokenizer.suffix_ids or config.pooling != "mean" or config.pooling_start:
+        raise InputError(
+            f"a {layout.STATIC} of sentence-transformers is the mean of a text's own tokens; this tower pools by {config.pooling} "
+            f"and puts {len(tokenizer.prefix_ids + tokenizer.suffix_ids)} tokens around each text; export it in another format."
+        )
+    origins = {"embedder/embedding": Origin(layout.TABLE, swapped_row=tokenizer.pad_id)}
+    save(folder / FILE, disassemble({"embedder": params["embedder"]}, origins))
+    file = _write_vocabulary(folder, tokenizer)
+    found = json.loads(spelt_out(file).to_str())
+    added = [token for token in found["added_tokens"] if not token["special"]]
+    cut = {"direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
+    write_json(file, {**found, "added_tokens": added, "truncation": cut})
 
 
 def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any], dict[str, np.ndarray]]]:
@@ -94,22 +121,21 @@ def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any
     dim, pooled_dim = config.embedding_dim, config.encoder.model_dim
     modes = {f"pooling_mode_{mode}": config.pooling == pooling for mode, pooling in POOLING_MODES.items()}
     heads: list[tuple[str, dict[str, Any], dict[str, np.ndarray]]] = [
-        ("Pooling", {"word_embedding_dimension": pooled_dim, **modes}, {})
+        ("Pooling", {"word_embedding_dimension": pooled_dim, **modes, "include_prompt": not config.pooling_start}, {})
     ]
+    projection = dict(params.get("projection", {}))
+    norm = projection.pop("norm", None)
     if config.projection_dim:
-        projection = dict(params["projection"])
-        norm = projection.pop("norm", None)
-        origins = {"kernel": Origin("linear.weight", transposed=True), "bias": Origin("linear.bias")}
         settings = {
             "in_features": pooled_dim,
             "out_features": dim,
             "bias": config.projection_bias,
-            "activation_function": ACTIVATIONS[config.projection_activation],
+            "activation_function": layout.ACTIVATIONS[config.projection_activation],
+            **({"use_residual": True} if config.projection_residual else {}),
         }
-        heads.append(("Dense", settings, disassemble(projection, origins)))
-        if norm:
-            origins = {"scale": Origin("norm.weight"), "bias": Origin("norm.bias")}
-            heads.append(("LayerNorm", {"dimension": dim}, disassemble(norm, origins)))
+        heads.append(("Dense", settings, disassemble(projection, layout.DENSE_ARRAYS)))
+    if norm:
+        heads.append(("LayerNorm", {"dimension": dim}, disassemble({"norm": norm}, layout.LAYER_NORM_ARRAYS)))
     if config.normalize:
         heads.append(("Normalize", {}, {}))
     return heads
@@ -118,18 +144,15 @@ def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any
 def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], default: str | None) -> None:
     similarity = "cosine" if config.normalize else "dot"
     settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": similarity}
-    write_json(folder / PROMPTS_FILE, settings)
+    write_json(folder / layout.PROMPTS_FILE, settings)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has_pairs: bool = False) -> None:
     """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids.
 
-    A sentencepiece model stands beside its translation, which transformers prefers. Two fields are the texts of a pair.
+    Two fields are the texts of a pair.
     """
-    tokenizer.save(folder)
-    if (folder / SENTENCEPIECE_FILE).is_file():
-        _translate((folder / SENTENCEPIECE_FILE).read_bytes()).save(str(folder / TOKENIZER_JSON_FILE))
-    known = spelt_out(folder / TOKENIZER_JSON_FILE)
+    known = spelt_out(_write_vocabulary(folder, tokenizer))
     if has_pairs:
         from tokenizers.processors import TemplateProcessing
 
@@ -143,11 +166,24 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has
         "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
         "model_max_length": max_length,
         "pad_token": known.id_to_token(tokenizer.pad_id),
+        **(
+            {"sep_token": known.id_to_token({0: tokenizer.pad_id}.get(last[-1], last[-1]))}
+            if (last := tokenizer.suffix_ids)
+            else {}
+        ),
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # as text, where a text spells them out
     }
     write_json(folder / foreign_tokenizers.SETTINGS_FILE, settings)
+
+
+def _write_vocabulary(folder: Path, tokenizer: Tokenizer) -> Path:
+    """Gives the tokenizer.json; a sentencepiece model stands beside its translation, which transformers prefers."""
+    tokenizer.save(folder)
+    if (folder / SENTENCEPIECE_FILE).is_file():
+        _translate((folder / SENTENCEPIECE_FILE).read_bytes()).save(str(folder / TOKENIZER_JSON_FILE))
+    return folder / TOKENIZER_JSON_FILE
 
 
 def _translate(model_file: bytes) -> Any:

@@ -47,17 +47,10 @@ class Window(NamedTuple):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention.
+    """Multi-head self-attention; `use_bias` is of its four linear maps, and `dtype` of its products.
 
-    Args:
-        num_heads, head_dim: their product may differ from the width of the residual stream.
-        dropout_rate: share of the attention weights dropped.
-        attention_dropout: which of them are dropped together.
-        dtype: of the products.
-        scale: factor of the scores. The query kernel's initial scale makes up for the difference from 1/sqrt(head_dim); T5, for
-            example, uses 1 (Raffel et al. 2020).
-        use_bias: of the four linear maps.
-        attention: see `attend`.
+    `scale` is a factor of the scores. The query kernel's initial scale makes up for the difference from 1/sqrt(head_dim); T5, for
+    example, uses 1 (Raffel et al. 2020).
     """
 
     num_heads: int

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models import layers
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Matrix, gelu, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -104,10 +104,10 @@ class BertEmbedder(nn.Module):
     def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         config = self.config
         words = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
-        positions = Table(config.max_positions, config.model_dim, name="position")()
+        positions = Matrix(config.max_positions, config.model_dim, name="position")()
         x = words[tokens].astype(jnp.float32) + positions[places_of(segments) + config.position_offset]
         if config.num_token_types:
-            x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
+            x = x + Matrix(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         return Dropout(config.dropout_rate)(norm_of(config, "norm")(x), deterministic)
 
 

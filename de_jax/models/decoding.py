@@ -7,6 +7,7 @@ made on change it, as far as sums in another order do not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -63,16 +64,7 @@ class Decoding:
 def generate(
     model: Generator, params: Params, docs: Int[Array, "b L"], seeds: UInt32[Array, " b"], seed: Array, decoding: Decoding
 ) -> Int[Array, "b N T"]:
-    """Tokens of each document's queries, ends included, padding after them.
-
-    Args:
-        model: the generator.
-        params: its parameters; see `Generator.inference_params`.
-        docs: token ids; 0 is padding.
-        seeds: of each document.
-        seed: of all; a 32-bit number.
-        decoding: how.
-    """
+    """Tokens of each document's queries, ends included, padding after them; `seeds` are of documents, `seed` is of all."""
     if decoding.method == "beam":
         return _beam_search(model, params, docs, decoding)
     read, num_rows = model.read_docs(params, docs), len(docs) * decoding.num_queries
@@ -212,9 +204,5 @@ def _beam_search(model: Generator, params: Params, docs: Int[Array, "b L"], deco
 
 def _rearranged(earlier: Any, of_beam: Int[Array, "b W"]) -> Any:
     """Keys and values [b * W, ...] of the beams that each beam continues."""
-
-    def one(array: Array) -> Array:
-        beams = array.reshape(*of_beam.shape, *array.shape[1:])
-        return jnp.take_along_axis(beams, of_beam[:, :, None, None, None], axis=1).reshape(array.shape)
-
-    return jax.tree.map(one, earlier)
+    taken = functools.partial(jnp.take_along_axis, indices=of_beam[:, :, None, None, None], axis=1)
+    return jax.tree.map(lambda array: taken(array.reshape(*of_beam.shape, *array.shape[1:])).reshape(array.shape), earlier)

@@ -15,16 +15,17 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models import layers, processor
 from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
-from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig, config_to_json
+from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig
 from de_jax.settings import Range, Record, check_fields, hints, of_class
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
 T = TypeVar("T")
 
 OWN_ENCODERS = (T5Config, BertConfig, RotaryConfig)
-"""Those of the package; their layers are alike and have the names layers_0, layers_1, ..."""
-ARCHITECTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in OWN_ENCODERS}
+"""Those of the package with layers, which are alike and have the names layers_0, layers_1, ..."""
+ARCHITECTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*OWN_ENCODERS, StaticConfig)}
 """The encoders that a run may have, by the names that its description gives them; see `register_encoder`."""
 MIN_TEMPERATURE = 0.01
 TRAINING_SETTINGS = ("remat", "scan_layers", "attention", "initializers")
@@ -168,20 +169,13 @@ class DualEncoder:
 
         Embeddings are the same to the last bit, and a tower that is called often skips the rounding in each call.
         """
-        dtype = {"query": self.query, "doc": self.doc}[tower].encoder.dtype
-
-        def rounded(path: Any, leaf: Array) -> Array:
-            names = [key.key for key in path]
-            return leaf.astype(dtype) if names[1] == "encoder" and names[-1] == "kernel" else leaf
-
-        return jax.tree_util.tree_map_with_path(rounded, {name: params[name] for name in (tower, "shared") if name in params})
+        dtype, own = {"query": self.query, "doc": self.doc}[tower].encoder.dtype, (tower, "shared")
+        parts = {name: params[name] for name in own if name in params}
+        rounded = {name: layers.rounded_kernels(part.get("encoder", {}), dtype) for name, part in parts.items()}
+        return {name: {**part, "encoder": rounded[name]} if "encoder" in part else part for name, part in parts.items()}
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:
-        """The same model, its encoders' products computed in another precision.
-
-        Args:
-            dtype: "float32", "bfloat16", or "auto" for `processor.fast_dtype`; None changes nothing.
-        """
+        """The same model, its products in "float32", "bfloat16" or for "auto" `processor.fast_dtype`; None for its own."""
         return self if dtype is None else self._with_encoders(dtype=processor.fast_dtype() if dtype == "auto" else dtype)
 
     @property
@@ -191,8 +185,7 @@ class DualEncoder:
 
     def with_scanned_layers(self) -> DualEncoder:
         """The same model with only one traced layer per encoder, whatever their number."""
-        towers = (self.query, self.doc)
-        return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
+        return self._with_encoders(scan_layers=True)
 
     def as_function(self) -> DualEncoder:
         """The same model with the default `TRAINING_SETTINGS`, so that models that give the same embeddings are equal."""
@@ -205,8 +198,13 @@ class DualEncoder:
         return dataclasses.replace(self, query=plain(self.query), doc=plain(self.doc))
 
     def _with_encoders(self, **changes: Any) -> DualEncoder:
-        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, **changes))  # noqa: E731
-        return dataclasses.replace(self, query=change(self.query), doc=change(self.doc))
+        """With other settings of both encoders; an encoder keeps out settings that it lacks."""
+
+        def changed(tower: TowerConfig) -> TowerConfig:
+            own: Any = {name: value for name, value in changes.items() if hasattr(tower.encoder, name)}
+            return dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, **own))  # type: ignore[type-var]
+
+        return dataclasses.replace(self, query=changed(self.query), doc=changed(self.doc))
 
     def check_length(self, tower: str, max_length: int) -> None:
         """Refuses texts that are longer than one tower ("query" or "doc") has positions for.
@@ -221,24 +219,29 @@ class DualEncoder:
                 f"most {longest}."
             )
 
-    def check_vocabulary(self, tower: str, vocab_size: int) -> None:
-        """Refuses a vocabulary with more entries than one tower ("query" or "doc") has vectors.
+    def check_tokenizer(self, tower: str, tokenizer: Any) -> None:
+        """Refuses what one tower ("query" or "doc") has no vectors for, or a prompt of another length than it does not pool.
 
         Raises:
             InputError: both numbers, and the setting.
         """
-        encoder = {"query": self.query, "doc": self.doc}[tower].encoder
-        if vocab_size > encoder.vocab_size:
+        config, vocab_size = {"query": self.query, "doc": self.doc}[tower], tokenizer.vocab_size
+        if vocab_size > config.encoder.vocab_size:
             raise InputError(
                 f"the {tower} tokenizer has {vocab_size} entries, but the {tower} tower's embedding table only "
-                f"{encoder.vocab_size}; set {type(encoder).__name__}.vocab_size to at least {vocab_size}."
+                f"{config.encoder.vocab_size}; set {type(config.encoder).__name__}.vocab_size to at least {vocab_size}."
+            )
+        if config.pooling_start and (length := getattr(tokenizer, "prompt_length", 0)) != config.pooling_start:
+            raise InputError(
+                f"the {tower} tower pools no prompt: {config.pooling_start} tokens are left out, but the prompt "
+                f"{getattr(tokenizer, 'prompt', '')!r} has {length}; set TowerConfig.pooling_start so, or take the model's own."
             )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""
         return {
-            "query": config_to_json(self.query),
-            "doc": config_to_json(self.doc),
+            "query": _described(self.query),
+            "doc": _described(self.doc),
             "shared": list(self.shared),
             "initial_temperature": self.initial_temperature,
         }
@@ -290,15 +293,11 @@ def _at_most(value: Float[Array, ""], limit: float) -> Float[Array, ""]:
     return jnp.minimum(value, limit)
 
 
-def _at_most_forward(value: Array, limit: float) -> tuple[Array, Array]:
-    return _at_most(value, limit), value
-
-
 def _at_most_backward(limit: float, value: Array, gradient: Array) -> tuple[Array]:
     return (jnp.where((value <= limit) | (gradient > 0), gradient, 0.0),)
 
 
-_at_most.defvjp(_at_most_forward, _at_most_backward)
+_at_most.defvjp(lambda value, limit: (_at_most(value, limit), value), _at_most_backward)
 
 
 def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
@@ -360,9 +359,7 @@ def register_encoder(kind: type[T]) -> type[T]:
 
     Args:
         kind: a frozen dataclass that is an `EncoderConfig`; its fields are bool, int, float, str, Literal, tuples of them, or None.
-
-    Returns:
-        The class, so that this is a decorator.
+            It is returned, so that this is a decorator.
 
     Raises:
         InputError: no frozen dataclass, it lacks a part of `EncoderConfig`, or it has the name of one of the package's encoders.
@@ -404,6 +401,11 @@ def _encoder_described(value: Any) -> dict[str, Any]:
 _TOWER = of_class(TowerConfig, encoder=_encoder_described)
 DESCRIPTION = Record({**hints(DualEncoder), "query": _TOWER, "doc": _TOWER})
 """What `DualEncoder.from_json` makes a model of."""
+
+
+def _described(tower: TowerConfig) -> dict[str, Any]:
+    fields = dataclasses.asdict(tower)
+    return {**fields, "encoder": {"architecture": type(tower.encoder).__name__, **fields["encoder"]}}
 
 
 def _tower_from_json(value: dict[str, Any]) -> TowerConfig:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models.layers import stream_dtype
+from de_jax.models.layers import rounded_kernels, stream_dtype
 from de_jax.models.t5 import T5Config, T5Encoder, TokenEmbedder
 from de_jax.models.t5_decoder import KeysValues, T5Decoder
 from de_jax.settings import PositiveInt, check_fields, of_class
@@ -66,10 +66,7 @@ class Generator:
     def loss(self, params: Params, batch: Batch, rng: Array | None = None) -> tuple[Float[Array, ""], Metrics]:
         """The mean negative log-likelihood, in nats, of the tokens of each row's query given its document, ends included.
 
-        Args:
-            params: the model's.
-            batch: padded tokens; nothing but `query` and `doc` is looked at, and every token that is not padding counts once.
-            rng: turns dropout on.
+        Nothing but `query` and `doc` is looked at, and every token that is not padding counts once; `rng` turns dropout on.
         """
         logits = self.logits(params, batch.doc, batch.query, rng)
         of_target = jnp.take_along_axis(logits, batch.query[..., None], axis=-1)[..., 0]
@@ -98,12 +95,8 @@ class Generator:
         return self._module().apply(variables, docs, tokens, earlier, position, method="next_logits")  # type: ignore[return-value]
 
     def inference_params(self, params: Params) -> Params:
-        """The parameters with kernels rounded to the precision they are multiplied in, so that no step need do it again."""
-
-        def rounded(path: Any, leaf: Array) -> Array:
-            return leaf.astype(self.t5.dtype) if path[-1].key == "kernel" else leaf
-
-        return jax.tree_util.tree_map_with_path(rounded, params)
+        """See `rounded_kernels`."""
+        return rounded_kernels(params, self.t5.dtype)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""

@@ -108,10 +108,6 @@ def product(subscripts: str, a: Float[Array, ...], b: Float[Array, ...], dtype: 
     return _einsum(subscripts, a, b.astype(a.dtype), dtype)
 
 
-def _product_forward(subscripts: str, a: Array, b: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
-    return product(subscripts, a, b, dtype), (a, b)
-
-
 def _product_backward(subscripts: str, dtype: jnp.dtype, operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     a, b = operands
     left, right, result = _split(subscripts)
@@ -122,7 +118,7 @@ def _product_backward(subscripts: str, dtype: jnp.dtype, operands: tuple[Array, 
     )
 
 
-product.defvjp(_product_forward, _product_backward)
+product.defvjp(lambda subscripts, a, b, dtype: (product(subscripts, a, b, dtype), (a, b)), _product_backward)
 
 
 def _einsum(subscripts: str, a: Array, b: Array, dtype: jnp.dtype) -> Array:
@@ -193,15 +189,7 @@ def drawn_together(init: Callable[[], Params]) -> Params:
 
 
 class Linear(nn.Module):
-    """A linear map: float32 kernel with normal initial values, multiplied in `dtype`.
-
-    Args:
-        features: of the result.
-        std: of the initial kernel.
-        dtype: of the products.
-        use_bias: adds a bias, zero at first.
-        truncated: see `normal`.
-    """
+    """A linear map: float32 kernel with `normal` initial values of a deviation, multiplied in `dtype`; a bias is zero at first."""
 
     features: int
     std: float
@@ -219,15 +207,17 @@ class Linear(nn.Module):
         return y + bias[None, None, :].astype(y.dtype)
 
 
-class Table(nn.Module):
-    """Rows of parameters under a name of their own, so that one pattern finds all tables."""
+class Matrix(nn.Module):
+    """Parameters under a name of their own, as a table or as a kernel, so that one pattern finds all that are alike."""
 
-    num_rows: int
-    dim: int
+    rows: int
+    columns: int
+    kind: str = "embedding"
+    draw: nn.initializers.Initializer = nn.initializers.normal(TABLE_STD)
 
     @nn.compact
-    def __call__(self) -> Float[Array, "rows E"]:
-        return self.param("embedding", nn.initializers.normal(TABLE_STD), (self.num_rows, self.dim))
+    def __call__(self) -> Float[Array, "rows columns"]:
+        return self.param(self.kind, self.draw, (self.rows, self.columns))
 
 
 def first_of_text(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
@@ -329,6 +319,21 @@ def gated(activation: Callable[[Array], Array], gate: Float[Array, "b L F"], x: 
     return activation(gate) * x
 
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": gelu,
+    "gelu_tanh": nn.gelu,
+    "silu": nn.silu,
+}
+
+
+def rounded_kernels(params: Params, dtype: str) -> Params:
+    """The parameters with their kernels in the precision that they are multiplied in, so that no step need round them again."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, params)
+
+
 Remat = Literal["none", "dots", "full"]
 NumLayers = Annotated[int, Range(0, 1000)]
 
@@ -341,13 +346,9 @@ def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
 def through_layers(
     encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any, of_layer: Any = None
 ) -> Float[Array, "b L E"]:
-    """`x` after all of `encoder.layers`.
+    """`x` after all of `encoder.layers`, which `make_layers` made.
 
-    Args:
-        encoder: a module with its `config`, and `layers` by `make_layers`.
-        x, segments, deterministic: as of an encoder.
-        context: further arguments of every layer.
-        of_layer: a tree of arrays [layers, ...]; each layer gets its own entries as the last argument; or None.
+    `context` are further arguments of every layer; of `of_layer`, a tree of arrays [layers, ...], each gets its own entries last.
     """
     own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731
     if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:

@@ -18,11 +18,8 @@ A, B = "lora_a", "lora_b"
 def applied(*, scale: float, dropout_rate: float) -> contextlib.AbstractContextManager[None]:
     """Within it, a `Linear` with an adapter gives x W + scale * dropout(x) A B; every other module does as ever.
 
-    The towers need not know: an adapter is looked for in the parameters, and W is never summed with A B.
-
-    Args:
-        scale: alpha / r.
-        dropout_rate: share of the adapter's input that is dropped, wherever the model's own dropout is on.
+    Adapters are looked for in the parameters, and W is never summed with A B. `scale` is alpha / r, and `dropout_rate` is of an
+    adapter's input, wherever the model's own dropout is on.
     """
     dropout = Dropout(dropout_rate, parent=None)
 

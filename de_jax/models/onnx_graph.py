@@ -17,6 +17,7 @@ from de_jax.models import positions
 from de_jax.models.attention import MASKED, relative_position_bucket
 from de_jax.models.bert import MAX_DISTANCE, BertConfig
 from de_jax.models.rotary import RotaryConfig
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import NORM_EPSILON, T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.settings import needs
@@ -40,14 +41,9 @@ def model_of(
     pad_id: int = 0,
     notes: Mapping[str, str] | None = None,
 ) -> Any:
-    """An `onnx.ModelProto` of one tower.
+    """An `onnx.ModelProto` of one tower, whose `params` are its parts: {"embedder": ..., "encoder": ..., "projection": ...}.
 
-    Args:
-        config: a tower of an encoder of this library.
-        params: the parts of the tower: {"embedder": ..., "encoder": ..., "projection": ...}.
-        precision: of the weights.
-        pad_id: padding of the vocabulary whose ids the graph takes; it and 0 have changed places in `params`.
-        notes: the file's metadata.
+    `pad_id` is the padding of the vocabulary whose ids the graph takes; it and 0 have changed places in `params`.
 
     Raises:
         InputError: onnx is not installed, an encoder of a user's own, or a weight that float16 cannot hold.
@@ -60,7 +56,7 @@ def model_of(
     graph = Graph(precision)
     text = Text(graph, pad_id)
     hidden = ENCODERS[type(config.encoder)](graph, config.encoder, {"encoder": {}, **params}, text)
-    embedding = _head(graph, config, params.get("projection"), _pool(graph, text, hidden, config.pooling))
+    embedding = _head(graph, config, params.get("projection"), _pool(graph, text, hidden, config))
     results: dict[str, Any] = {"sentence_embedding": (embedding, ("texts", config.embedding_dim))}
     results["last_hidden_state"] = (hidden, ("texts", "tokens", config.encoder.model_dim))
     return graph.model(results, notes or {})
@@ -406,19 +402,27 @@ def _gated(g: Graph, x: str, config: RotaryConfig, params: Params) -> Value:
     return linear(g, g("Mul", ACTIVATIONS[config.activation](g, gate), line), params["wo"])
 
 
-ENCODERS: dict[type, Callable[[Graph, Any, Params, Text], str]] = {T5Config: _t5, BertConfig: _bert, RotaryConfig: _rotary}
+ENCODERS: dict[type, Callable[[Graph, Any, Params, Text], str]] = {
+    T5Config: _t5,
+    BertConfig: _bert,
+    RotaryConfig: _rotary,
+    StaticConfig: lambda g, config, params, text: text.embedded(params["embedder"]["embedding"]),
+}
 
 
-def _pool(g: Graph, text: Text, hidden: str, pooling: str) -> Value:
+def _pool(g: Graph, text: Text, hidden: str, config: TowerConfig) -> Value:
     """[b, L, E] to [b, E], see `tower.pool`; a text without tokens gives zeros."""
+    pooling, weights, count = config.pooling, text.mask, g("Cast", text.counted, to=1)
+    if config.pooling_start:
+        weights = g("Mul", weights, g("Cast", g("Greater", count, np.float32(config.pooling_start)), to=1))
     if pooling == "max":
-        greatest = g("ReduceMax", g("Add", hidden, g("Unsqueeze", text.padding, np.array([2]))), axes=[1], keepdims=0)
+        padding = g("Mul", g("Sub", weights, 1.0), -MASKED)
+        greatest = g("ReduceMax", g("Add", hidden, g("Unsqueeze", padding, np.array([2]))), axes=[1], keepdims=0)
         return g("Where", g("Less", greatest, MASKED / 2), np.float32(0), greatest)
-    weights, count = text.mask, g("Cast", text.counted, to=1)
     if pooling == "weightedmean":
         weights = g("Mul", weights, count)
     elif pooling in ("first", "last"):
-        wanted = 1.0 if pooling == "first" else g("ReduceMax", count, axes=[1], keepdims=1)
+        wanted = config.pooling_start + 1.0 if pooling == "first" else g("ReduceMax", count, axes=[1], keepdims=1)
         weights = g("Mul", weights, g("Cast", g("Equal", count, wanted), to=1))
     total = g("Max", g("ReduceSum", weights, np.array([1]), keepdims=1), 1.0)
     summed = g("Squeeze", g("MatMul", g("Unsqueeze", weights, np.array([1])), hidden), np.array([1]))
@@ -427,11 +431,15 @@ def _pool(g: Graph, text: Text, hidden: str, pooling: str) -> Value:
 
 def _head(g: Graph, config: TowerConfig, params: Params | None, x: str) -> Value:
     """The projection and the norm of a tower, in float32."""
-    if params is not None:
-        x = g("MatMul", x, np.asarray(params["kernel"]))
-        x = g("Add", x, np.asarray(params["bias"])) if config.projection_bias else x
-        x = ACTIVATIONS[config.projection_activation](g, x)
-        x = norm(g, x, params["norm"], 1e-5) if config.projection_norm else x
+    if params is not None and config.projection_dim:
+        y = g("MatMul", x, np.asarray(params["kernel"]))
+        y = g("Add", y, np.asarray(params["bias"])) if config.projection_bias else y
+        y = ACTIVATIONS[config.projection_activation](g, y)
+        if config.projection_residual:
+            y = g("Add", y, g("MatMul", x, np.asarray(params["residual"]["kernel"])) if "residual" in params else x)
+        x = y
+    if params is not None and config.projection_norm:
+        x = norm(g, x, params["norm"], 1e-5)
     if not config.normalize:
         return x
     square = g("ReduceSum", g("Mul", x, x), np.array([1]), keepdims=1)

@@ -7,7 +7,7 @@ and T5Gemma 2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -18,15 +18,9 @@ from jaxtyping import Bool, Float, Int
 
 from de_jax.models import layers, positions
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, stream_dtype
+from de_jax.models.layers import ACTIVATIONS, TABLE_STD, Dropout, Linear, Matrix, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_tanh": nn.gelu,
-    "silu": nn.silu,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +126,6 @@ class RotaryConfig:
             raise InputError(
                 f"RotaryConfig.first_global is {self.first_global}; it must be less than global_every = {self.global_every}."
             )
-
         if self.norm_sums and (self.norm_embeddings or self.post_norms):
             raise InputError("RotaryConfig.norm_sums is set; norm_embeddings and post_norms must be False beside it.")
         if self.rope_few_turns >= self.rope_many_turns:
@@ -176,10 +169,7 @@ class RotaryConfig:
         return layer % self.global_every == self.first_global
 
     def of_layers(self, layers: Sequence[int]) -> RotaryConfig:
-        """The encoder of some of these layers, each global or local as it was.
-
-        Args:
-            layers: counted from 0, in their order.
+        """The encoder of some of these layers, counted from 0, each global or local as it was.
 
         Raises:
             InputError: no `global_every` fits their global layers, or the first one's norm is the embeddings' and left out.
@@ -245,7 +235,7 @@ class RotaryEmbedder(nn.Module):
                 scale = jnp.where(tokens == config.unscaled_token, 1.0, scale)[..., None]
             x = x * scale
         if config.num_token_types:
-            x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
+            x = x + Matrix(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         if config.norm_sums:
             x = _norm(config, "norm")(x)
         return Dropout(config.dropout_rate)(x.astype(stream_dtype(jnp.dtype(config.dtype))), deterministic)

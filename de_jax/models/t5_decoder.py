@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Bool, Float
 
 from de_jax.models.attention import attend_visible
-from de_jax.models.layers import Dropout, Linear, normal, product, split_by_rows
+from de_jax.models.layers import Dropout, Linear, Matrix, normal, product, split_by_rows
 from de_jax.models.t5 import FeedForward, RMSNorm, T5Config
 from de_jax.types import Array
 
@@ -115,7 +115,8 @@ class T5Decoder(nn.Module):
         self.decoder_norm = RMSNorm(config.dtype)
         self.dropout = config.dropout()
         if not self.tied_logits:
-            self.logits_dense = LogitsKernel(config)
+            init = normal(config.model_dim**-0.5, config.initializers == "t5x")
+            self.logits_dense = Matrix(config.model_dim, config.vocab_size, "kernel", init)
 
     def read_docs(self, encoded: Float[Array, "b L E"], deterministic: bool) -> list[KeysValues]:
         """The keys and values of the encoded documents that each layer attends to."""
@@ -130,15 +131,9 @@ class T5Decoder(nn.Module):
         earlier: list[KeysValues] | None = None,
         position: Array | int = 0,
     ) -> tuple[Float[Array, "r Q E"], list[KeysValues]]:
-        """Vectors to take logits of, and each layer's keys and values with those of `x` written in.
+        """Vectors to take logits of, and each layer's keys and values with those of the embedded tokens `x` written in.
 
-        Args:
-            x: embedded tokens.
-            docs: by `read_docs`.
-            doc_visible: which tokens of the documents are no padding.
-            deterministic: turns dropout off.
-            earlier: of each layer [r, K, H, d], filled before `position`; None if `x` is the whole text.
-            position: of the first token of `x`.
+        `earlier`, of each layer [r, K, H, d], is filled before `position`, where `x` begins; None if `x` is the whole text.
         """
         num_keys = x.shape[1] if earlier is None else earlier[0][0].shape[1]
         positions = position + jnp.arange(x.shape[1])
@@ -159,14 +154,3 @@ class T5Decoder(nn.Module):
         if self.tied_logits:
             return product("ble,ve->blv", x, table, float32)
         return product("ble,ev->blv", x, self.logits_dense(), float32)
-
-
-class LogitsKernel(nn.Module):
-    """The kernel [E, V] of logits that are not tied to the embedding."""
-
-    config: T5Config
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "E V"]:
-        shape = (self.config.model_dim, self.config.vocab_size)
-        return self.param("kernel", normal(self.config.model_dim**-0.5, self.config.initializers == "t5x"), shape)

@@ -312,8 +312,7 @@ def _fill_copies(block: np.ndarray, copies: np.ndarray, firsts: np.ndarray, num_
 
 
 def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:
-    if tokens_per_batch is None:
-        tokens_per_batch = _default_tokens_per_batch()
+    tokens_per_batch = _default_tokens_per_batch() if tokens_per_batch is None else tokens_per_batch
     values = {"tokens_per_batch": tokens_per_batch, "max_length": max_length, "length_multiple": length_multiple}
     for name, value in values.items():
         if value is not None and value < 1:
@@ -325,6 +324,7 @@ def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any
     """The defaults of a caller: the run's length, and one device's micro-batch times the devices that share its rows."""
     options = {"max_length": run.side(tower).max_length, **options}
     run.model.check_length(tower, options["max_length"])
+    run.model.check_tokenizer(tower, run.side(tower).tokenizer)
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = _default_tokens_per_batch() * sharding.num_row_shares(_mesh_of(run))
     return options

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.stats
-from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
+import tokenizers
+import torch
+from often import often
+from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer, write_tokenizer
 
 import de_jax
 from de_jax.interop import any_model, sentence_transformers
@@ -126,10 +129,10 @@ def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias, called):
     expected = ACTIVATIONS[called](mapped) if called else mapped
     np.testing.assert_allclose(our_embeddings(found, TEXTS), expected, rtol=1e-4, atol=1e-5)
     safetensors.numpy.save_file({"linear.weight": weight[:, :-1], "linear.bias": bias}, file)
-    with pytest.raises(InputError, match=r"3_Dense holds \(12, 23\) and \(12,\) numbers that are no linear map of \(24,\)"):
+    with pytest.raises(InputError, match="3_Dense is no linear map of what is before it: matmul"):
         sentence_transformers.read(folder)
     safetensors.numpy.save_file({"linear.bias": bias}, file)
-    with pytest.raises(InputError, match=r"3_Dense lacks linear\.weight; a Dense module is"):
+    with pytest.raises(InputError, match=r"3_Dense is no linear map of what is before it: 'linear\.weight'"):
         sentence_transformers.read(folder)
 
 
@@ -161,7 +164,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
         (in_json(POOLING, pooling_mode=["weightedmean", "cls"]), "pooling weightedmean and cls"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
-        (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
+        (in_json(POOLING, include_prompt="no"), "include_prompt is 'no'; it must be true or false"),
         (in_json(DENSE, activation_function="torch.nn.modules.activation.SiLU"), "the activation .*SiLU has no place"),
         (in_json(DENSE, activation_function="my.Tanh"), "the activation my.Tanh has no place"),
         (modules_with_tanh_first, r"3_Dense follows a Dense with tanh; a tower has one linear map"),
@@ -179,7 +182,8 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),
         (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
         (modules("Transformer"), "lists Transformer; a tower is"),
-        (modules("Transformer", "Pooling", "LayerNorm"), "lists Transformer, Pooling, LayerNorm; .* LayerNorm after a Dense"),
+        (modules("StaticEmbedding", "Pooling"), "lists StaticEmbedding, Pooling; a tower is Transformer and Pooling, or Static"),
+        (modules("Transformer", "Pooling", "StaticEmbedding"), "lists Transformer, Pooling, StaticEmbedding"),
         (modules("Router"), "router_config.json does not exist"),
         (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), r"router_config\.json: types is absent"),
         (modules("Transformer", "Normalize", "Pooling"), "lists Transformer, Normalize, Pooling"),
@@ -243,3 +247,108 @@ def test_every_pooling_is_read_and_written_as_the_library_has_it(tmp_path, mode,
     model.save(tmp_path / "out", format="sentence_transformers")
     again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True).encode(TEXTS)
     np.testing.assert_allclose(again, expected, atol=1e-5)
+
+
+def peer_of(folder):
+    return pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    """A tokenizer.json whose words are of texts, and which puts [CLS] and [SEP] around them."""
+    folder = tmp_path_factory.mktemp("vocabulary")
+    write_tokenizer(folder, "bert")
+    return folder / "tokenizer.json"
+
+
+def static_folder(folder, vocabulary, *heads):
+    """A model of a table of 24 numbers a token, and of modules after it, as the library saves it."""
+    peer, modules = pytest.importorskip("sentence_transformers"), pytest.importorskip("sentence_transformers.models")
+    torch.manual_seed(0)
+    table = modules.StaticEmbedding(tokenizers.Tokenizer.from_file(str(vocabulary)), embedding_dim=24)
+    for parameter in (one for head in heads for one in head.parameters() if one.ndim == 1):
+        torch.nn.init.uniform_(parameter, -0.5, 0.5)
+    peer.SentenceTransformer(modules=[table, *heads], device="cpu").save(str(folder), create_model_card=False)
+    return folder
+
+
+def dense(width, dim, activation, *, residual=True, **options):
+    from sentence_transformers.models import Dense
+
+    return Dense(width, dim, activation_function=activation, use_residual=residual, **options)
+
+
+def layer_norm(dim):
+    from sentence_transformers.models import LayerNorm
+
+    return LayerNorm(dim)
+
+
+HEADS = {
+    "nothing": list,
+    "a residual": lambda: [dense(24, 24, torch.nn.GELU())],
+    "a residual of another size": lambda: [dense(24, 12, torch.nn.Tanh(), bias=False)],
+    "a residual of a linear map": lambda: [dense(24, 16, None)],
+    "a LayerNorm alone": lambda: [layer_norm(24)],
+    "a residual and a LayerNorm": lambda: [dense(24, 8, torch.nn.ReLU()), layer_norm(8)],
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_static_models_and_heads_are_read_and_written_as_the_library_has_them(tmp_path, vocabulary, name):
+    expected = peer_of(static_folder(tmp_path / "model", vocabulary, *HEADS[name]())).encode(TEXTS)
+    model = de_jax.load(tmp_path / "model", dtype="float32")
+    np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=1e-5)
+    model.save(tmp_path / "out", format="sentence_transformers")
+    np.testing.assert_allclose(peer_of(tmp_path / "out").encode(TEXTS), expected, atol=1e-5)
+    again = sentence_transformers.read(tmp_path / "out")
+    np.testing.assert_allclose(our_embeddings(again, TEXTS), expected, atol=1e-5)
+
+
+def test_a_static_model_of_model2vec_shares_rows_and_weighs_tokens(tmp_path, vocabulary):
+    folder, rng = static_folder(tmp_path / "model", vocabulary), np.random.default_rng(0)
+    arrays = {
+        "embeddings": rng.standard_normal((5, 24)).astype(np.float32),
+        "mapping": rng.integers(0, 5, 14),
+        "weights": rng.uniform(0.1, 1, 14).astype(np.float32),
+    }
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    expected = peer_of(folder).encode(TEXTS)
+    np.testing.assert_allclose(our_embeddings(sentence_transformers.read(folder), TEXTS), expected, atol=1e-5)
+    safetensors.numpy.save_file({**arrays, "mapping": arrays["mapping"] + 9}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="embeddings, mapping and weights do not fit"):
+        sentence_transformers.read(folder)
+
+
+def test_a_static_query_tower_stands_beside_an_encoder_of_documents(tmp_path, vocabulary):
+    """Texts that spell special tokens out or are longer than the length are embedded alike on both sides."""
+    library = pytest.importorskip("sentence_transformers")
+    texts = [*TEXTS, "hello [SEP] world [PAD]"]
+    query = static_folder(tmp_path / "query", vocabulary, dense(24, 32, None, residual=False))
+    write_sentence_transformer(tmp_path / "doc", "bert", normalize=False)
+    routes = [[*library.SentenceTransformer(str(one), device="cpu")] for one in (query, tmp_path / "doc")]
+    router = library.sentence_transformer.modules.Router.for_query_document(*routes)
+    library.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "both"), create_model_card=False)
+    peer, ours = peer_of(tmp_path / "both"), de_jax.load(tmp_path / "both", dtype="float32")
+    np.testing.assert_allclose(ours.encode_query(TEXTS), peer.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_document(TEXTS), peer.encode_document(TEXTS), atol=1e-5)
+    ours.save(tmp_path / "out", format="sentence_transformers")
+    np.testing.assert_allclose(peer_of(tmp_path / "out").encode_query(texts), ours.encode_query(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", often(["mean", "max", "weightedmean", "cls", "lasttoken"], "weightedmean"))
+def test_prompts_that_are_not_pooled_are_read_and_written_as_the_library_has_them(tmp_path, mode):
+    write_sentence_transformer(tmp_path / "model", "bert", prompts={"prompts": {"query": "query : ", "document": "a passage : "}})
+    write(tmp_path / "model" / POOLING, {"embedding_dimension": 32, "pooling_mode": mode, "include_prompt": False})
+    in_json("tokenizer_config.json", sep_token="[SEP]")(tmp_path / "model")  # the library counts a prompt's tokens up to it
+    peer, ours = peer_of(tmp_path / "model"), de_jax.load(tmp_path / "model", dtype="float32")
+    expected = peer.encode_query(TEXTS), peer.encode_document(TEXTS)
+    np.testing.assert_allclose(ours.encode_query(TEXTS), expected[0], atol=1e-5)
+    np.testing.assert_allclose(ours.encode_document(TEXTS), expected[1], atol=1e-5)
+    with pytest.raises(InputError, match=r"pools no prompt: 3 tokens are left out, but the prompt 'a ' has 2"):
+        ours.encode_query(TEXTS, prompt="a ")
+    ours.save(tmp_path / "out", format="sentence_transformers")
+    assert "include_prompt" in (tmp_path / "out" / POOLING).read_text()
+    again = peer_of(tmp_path / "out")
+    np.testing.assert_allclose(again.encode_query(TEXTS), expected[0], atol=1e-5)
+    np.testing.assert_allclose(again.encode_document(TEXTS), expected[1], atol=1e-5)

@@ -215,6 +215,7 @@ class PromptedTokenizer:
         self.tokenizer, self.prompt, self.fields = tokenizer, prompt, tuple(fields)
         self.vocab_size, self.pad_id = tokenizer.vocab_size, tokenizer.pad_id
         self.prefix_ids, self.suffix_ids = tokenizer.prefix_ids, tokenizer.suffix_ids
+        self.prompt_length = len(self.prefix_ids) + len(tokenizer.encode([prompt])[0]) if prompt else 0  # tokens
         read_as = f"{prompt} {json.dumps(self.fields)}" if fields else prompt
         self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {read_as}".encode()).hexdigest()
         if fields and not self.suffix_ids:

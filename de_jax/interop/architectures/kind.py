@@ -101,32 +101,22 @@ class Settings(NamedTuple):
 
     def size(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
         """A whole number."""
-        value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            least = "a positive whole number" if at_least == 1 else f"a whole number, at least {at_least}"
-            raise InputError(f"{self.file}: {name} is {value!r}; it must be {least}.")
-        return value
+        least = "a positive whole number" if at_least == 1 else f"a whole number, at least {at_least}"
+        return int(self._checked(name, default, lambda value: isinstance(value, int) and value >= at_least, least))
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A positive number."""
-        value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise InputError(f"{self.file}: {name} is {value!r}; it must be a positive number.")
-        return float(value)
+        is_valid = lambda value: isinstance(value, int | float) and 0 < value <= sys.float_info.max  # noqa: E731
+        return float(self._checked(name, default, is_valid, "a positive number"))
 
     def epsilon(self, name: str, default: float) -> float:
         """The epsilon of a norm."""
-        value = self.values.get(name, default)
-        if not isinstance(value, float) or not 0 < value < 1:
-            raise InputError(f"{self.file}: {name} is {value!r}; it must be a small positive number.")
-        return value
+        is_valid = lambda value: isinstance(value, float) and 0 < value < 1  # noqa: E731
+        return float(self._checked(name, default, is_valid, "a small positive number"))
 
     def share(self, name: str, default: float = 0.1) -> float:
         """A dropout rate."""
-        value = self.values.get(name, default)
-        if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError(f"{self.file}: {name} is {value!r}; it must be in [0, 1).")
-        return float(value)
+        return float(self._checked(name, default, lambda value: isinstance(value, int | float) and 0 <= value < 1, "in [0, 1)"))
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false; null is false, as transformers has it."""
@@ -134,6 +124,12 @@ class Settings(NamedTuple):
         if not isinstance(value, bool | None):
             raise InputError(f"{self.file}: {name} is {value!r}; it must be true or false.")
         return bool(value)
+
+    def _checked(self, name: str, default: Any, is_valid: Callable[[Any], bool], told: str) -> Any:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or not is_valid(value):
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be {told}.")
+        return value
 
     def fields(self, table: Mapping[str, Setting]) -> dict[str, Any]:
         """The fields of an encoder that the settings of a table tell; its products are in float32."""
@@ -261,14 +257,8 @@ def layers(
 ) -> dict[str, Origin]:
     """The origins of layers that are alike.
 
-    Args:
-        num_layers: their number.
-        theirs: what their names begin with, before the number.
-        maps: of linear maps.
-        norms: likewise of norms.
-        has_bias: of a map or a norm, by its path.
-        added: what norms keep less than ours.
-        stack: "encoder" or "decoder".
+    `theirs` is what their names begin with, before the number; `has_bias` is asked with the path of a map or a norm in a layer, and
+    `added` is what norms keep less than ours.
     """
     origins: dict[str, Origin] = {}
     for index in range(num_layers):
@@ -343,15 +333,7 @@ def _kind_in(file: str) -> Kind:
 
 
 def kind_of_type(file: object, model_type: object) -> Kind:
-    """The kind that a config.json names.
-
-    Args:
-        file: for the message.
-        model_type: as it stands there.
-
-    Raises:
-        InputError: no kind has that name.
-    """
+    """The kind that a config.json names; raises `InputError` where none has that name."""
     found = next((name for name, types in FILES.items() if model_type in types), None)
     if found is None:
         raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
@@ -359,15 +341,7 @@ def kind_of_type(file: object, model_type: object) -> Kind:
 
 
 def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
-    """The kind that an encoder is saved as.
-
-    Args:
-        config: the encoder.
-        pad_id: the vocabulary's own padding.
-
-    Raises:
-        InputError: transformers has no model of these settings.
-    """
+    """The kind that an encoder, whose vocabulary pads with an id, is saved as; raises `InputError` where transformers has none."""
     found = next((kind for kind in map(_kind_in, FILES) if kind.holds(config, pad_id)), None)
     if found is None:
         raise InputError(

@@ -39,10 +39,7 @@ def fields(settings: Settings, table: dict[str, Setting] = TABLE, **defaults: An
 
     `is_causal` is false where a decoder was made an encoder, as for GTE-Qwen2; transformers 5 reads it so too.
 
-    Args:
-        settings: the config.json.
-        table: of the kind.
-        defaults: of settings that the kind has and that file does not; heads of keys and values are as many as others.
+    `defaults` are of settings that the kind has and that file does not; heads of keys and values are as many as others.
     """
     settings = settings._replace(values={**defaults, **settings.values})
     model_dim, num_heads = settings.size("hidden_size"), settings.size("num_attention_heads")

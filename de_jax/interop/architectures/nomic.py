@@ -31,14 +31,7 @@ NORMS = {"attention_layer_norm": "norm1", "mlp_layer_norm": "norm2"}
 
 
 def fields(settings: Settings, table: dict[str, Setting], base: float, *activations: str) -> dict[str, Any]:
-    """The common settings of Nomic's and GTE's BERT, as fields of `RotaryConfig`.
-
-    Args:
-        settings: the config.json.
-        table: of the kind.
-        base: of positions, where it does not say.
-        activations: those allowed, the default first.
-    """
+    """The common settings of Nomic's and GTE's BERT, as fields of `RotaryConfig`; the first of the `activations` is the default."""
     found = settings.fields(table)
     activation, head_dim = settings.values.get("hidden_act", activations[0]), found["model_dim"] // found["num_heads"]
     settings.require("hidden_act", activation, *activations)

@@ -83,12 +83,7 @@ TURNS: Mapping[str, tuple[float | None, float | None]] = {"llama3": (None, None)
 def rope(settings: Settings, layer_type: str | None, older_name: str, default: float, *scalings: str) -> dict[str, Any]:
     """The base and scaling of positions in a type of layers, or in all, as fields of `RotaryConfig` for global layers.
 
-    Args:
-        settings: the config.json.
-        layer_type: None for all.
-        older_name: of the base in transformers 4.
-        default: base.
-        scalings: those allowed, out of `SCALINGS`.
+    `older_name` is that of the base in transformers 4, `default` a base, and `scalings` those allowed, out of `SCALINGS`.
     """
     found = parameters(settings, layer_type)
     scaling = found.get("rope_type", found.get("type", "default"))
@@ -202,15 +197,7 @@ LLAMA_MAPS = {
 def llama_origins(
     config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str], added: float = 0.0, prefix: str = ""
 ) -> dict[str, Origin]:
-    """The origins of an encoder with Llama's names.
-
-    Args:
-        config: the encoder.
-        pad_id: the vocabulary's own padding.
-        norms: their names of a layer's norms, by ours.
-        added: what their norms keep less than ours.
-        prefix: of all their names.
-    """
+    """The origins of an encoder with Llama's names after a prefix; `norms` are their names of a layer's, by ours."""
     origins = {
         "embedder/embedding": Origin(f"{prefix}embed_tokens.weight", swapped_row=pad_id),
         **kind.norm("encoder/encoder_norm", f"{prefix}norm", bias=False, added=added),

@@ -8,7 +8,7 @@ from typing import Any
 from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.kind import Kind, Setting, Settings
 from de_jax.interop.pretrained import Origin
-from de_jax.models.generator import START_ID, Generator
+from de_jax.models.generator import Generator
 from de_jax.models.t5 import NORM_EPSILON, T5Config
 
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
@@ -93,19 +93,6 @@ def generator_origins(model: Generator) -> dict[str, Origin]:
     if not model.tied_logits:
         found["decoder/logits_dense/kernel"] = Origin(LOGITS, transposed=True)
     return found
-
-
-def generator_json(model: Generator) -> dict[str, Any]:
-    """What transformers calls the sizes of a T5 with its decoder."""
-    return {
-        **json_of(model.t5),
-        "architectures": ["T5ForConditionalGeneration"],
-        "num_decoder_layers": model.num_decoder_layers or model.t5.num_layers,
-        "tie_word_embeddings": model.tied_logits if model.scaled_logits is None else model.scaled_logits,
-        "is_encoder_decoder": True,
-        "use_cache": True,
-        "decoder_start_token_id": START_ID,
-    }
 
 
 def _stack(config: T5Config, stack: str, num_layers: int, attention: dict[str, str], norms: dict[str, str]) -> dict[str, Origin]:
