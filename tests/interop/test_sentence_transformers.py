@@ -10,7 +10,7 @@ import scipy.stats
 import tokenizers
 import torch
 from often import often
-from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer, write_tokenizer
+from pretrained_folders import TEXTS, WORDS, our_embeddings, unit, write, write_sentence_transformer, write_tokenizer
 
 import de_jax
 from de_jax.interop import any_model, sentence_transformers
@@ -334,6 +334,28 @@ def test_a_static_query_tower_stands_beside_an_encoder_of_documents(tmp_path, vo
     np.testing.assert_allclose(ours.encode_document(TEXTS), peer.encode_document(TEXTS), atol=1e-5)
     ours.save(tmp_path / "out", format="sentence_transformers")
     np.testing.assert_allclose(peer_of(tmp_path / "out").encode_query(texts), ours.encode_query(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("beside", often(["itself", "an encoder"], "itself"))
+def test_a_static_model_is_trained_and_exported(tmp_path, vocabulary, beside):
+    """Alone, and as a query tower that has no attention."""
+    library = pytest.importorskip("sentence_transformers")
+    static_folder(tmp_path / "model", vocabulary, dense(24, 32, None, residual=False))
+    if beside == "an encoder":
+        write_sentence_transformer(tmp_path / "doc", "bert", normalize=False)
+        routes = [[*library.SentenceTransformer(str(tmp_path / one), device="cpu")] for one in ("model", "doc")]
+        router = library.sentence_transformer.modules.Router.for_query_document(*routes)
+        library.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "both"), create_model_card=False)
+    start = tmp_path / ("both" if beside == "an encoder" else "model")
+    pairs = [(f"{first} {second}", f"a {second} of {first}") for first in WORDS for second in WORDS if first != second]
+    sizes = {"num_steps": 4, "batch_size": 8, "max_query_length": 16, "max_doc_length": 16, "learning_rate": 0.01}
+    trained = de_jax.fine_tune(str(start), pairs, run_dir=tmp_path / "run", **sizes)
+    before = de_jax.load(start, dtype="float32").encode_query(TEXTS)
+    assert np.abs(trained.encode_query(TEXTS) - before).max() > 1e-3
+    trained.save(tmp_path / "out", format="sentence_transformers")
+    peer = peer_of(tmp_path / "out")
+    np.testing.assert_allclose(peer.encode_query(TEXTS), trained.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(peer.encode_document(TEXTS), trained.encode_document(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", often(["mean", "max", "weightedmean", "cls", "lasttoken"], "weightedmean"))
