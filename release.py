@@ -35,6 +35,7 @@ BEGIN, END = "# begin: filled in by `python -m release`", "# end"
 LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s]+)(?=\))")
 SMOKE = ("tests/losses", "tests/test_settings.py", "tests/test_cli.py", "tests/test_extras.py")
 """Tests of the sdist that run each time, minutes less than all of them."""
+GITHUB = "https://github.com/"
 SECONDS_TO_START = 300
 """For README's server to answer."""
 TABLE = """
@@ -55,13 +56,13 @@ def fill(root: Path, repository: str, docs: str) -> None:
     _between(root / "pyproject.toml", [*urls, f'Documentation = "{docs}"'] if docs else urls)
     _between(root / "mkdocs.yml", [f"repo_url: {repository}", *([f"site_url: {docs}/"] if docs else [])])
     _between(root / "CITATION.cff", [f"repository-code: {repository}", *([f"url: {docs}"] if docs else [])])
-    place = repository.removeprefix("https://github.com/")
+    is_github, place = repository.startswith(GITHUB), repository.removeprefix(GITHUB)
     for path in sorted((root / "demos").glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         first = notebook["cells"][0]
         badge = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
         badge += f"(https://colab.research.google.com/github/{place}/blob/main/demos/{path.name})"
-        text = BADGE.sub("", "".join(first["source"])).rstrip() + f"\n\n{badge}"
+        text = BADGE.sub("", "".join(first["source"])).rstrip() + (f"\n\n{badge}" if is_github else "")  # Colab opens GitHub alone
         first["source"] = text.splitlines(keepends=True)
         path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -83,7 +84,7 @@ def addresses(root: Path) -> tuple[str, str]:
 
 def absolute(readme: str, repository: str) -> str:
     """README as the package index shows it: links and pictures by address."""
-    raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    raw = repository.replace(GITHUB, "https://raw.githubusercontent.com/") if repository.startswith(GITHUB) else f"{repository}/raw"
 
     def address(match: re.Match[str]) -> str:
         is_picture = match[1].endswith((".png", ".svg"))

@@ -25,14 +25,15 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from benchmarks import measure
 from de_jax import command
-from de_jax.retrieval.faiss_index import DEVICES, FaissIndex, SearchOptions
+from de_jax.retrieval.faiss_index import FaissIndex
 from de_jax.retrieval.index import ExactIndex, aligned
+from de_jax.retrieval.index_settings import Device, IndexSettings
 from de_jax.types import InputError, Ranking
 
 INDEXES = ("exact", "numpy", "flat", "ivf", "hnsw", "ivfpq")
@@ -139,7 +140,7 @@ def _measured(
     else:
         report, options = _settings(name, len(docs), args)
         named: dict[str, Any] = {"factory": report["factory"], "options": options, "seed": args.seed}
-        if options.on_disk:
+        if options.faiss_on_disk:
             index = FaissIndex.build_on_disk(docs, ids, work_dir / name, **named)
         else:
             index = FaissIndex.build(docs, ids, **named)
@@ -164,7 +165,7 @@ def _peak_mib() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) // 1024
 
 
-def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[str, Any], SearchOptions]:
+def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[str, Any], IndexSettings]:
     num_lists = args.num_lists or max(1, round(4 * num_docs**0.5))
     nprobe = args.nprobe or max(1, num_lists // 16)
     settings = {
@@ -175,7 +176,7 @@ def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[
     }[name]
     device = "cpu" if name == "hnsw" else args.faiss_device  # FAISS has no HNSW on GPUs
     on_disk = args.faiss_on_disk and "nprobe" in settings
-    return settings, SearchOptions(settings.get("nprobe"), settings.get("ef_search"), device, on_disk=on_disk)
+    return settings, IndexSettings("", settings.get("nprobe"), settings.get("ef_search"), device, faiss_on_disk=on_disk)
 
 
 def _num_bytes(index: FaissIndex, work_dir: Path) -> int:
@@ -212,7 +213,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, k: int = 10, docs_a_group:
     parser.add_argument("--nprobe", type=int, help="lists that IVF visits (default a sixteenth)")
     parser.add_argument("--ef_search", type=int, default=max(128, 2 * k), help="candidates that HNSW keeps; at least the depth")
     parser.add_argument("--repeats", type=int, default=3, help="measured calls of each index (default 3)")
-    parser.add_argument("--faiss_device", default="cpu", choices=DEVICES, help="where Flat and IVF search (default cpu)")
+    parser.add_argument("--faiss_device", default="cpu", choices=get_args(Device), help="where Flat and IVF search (default cpu)")
     parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of all threads")
     parser.add_argument("--faiss_on_disk", action="store_true", help="IVF indexes are built with their lists in a file")
     parser.add_argument("--work_dir", help="gets the documents' embeddings as a mapped file (default in memory)")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from de_jax.flags import Bindings, Line, rules
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.settings import LocalPath, NonNegativeFloat, PositiveInt, Range, Share
 from de_jax.types import Backend, FieldName, InputError
 
@@ -20,16 +21,12 @@ if TYPE_CHECKING:
     from de_jax.evaluation.task import Policy
     from de_jax.recipe import Recipe
     from de_jax.retrieval.expanded_search import Expansion
-    from de_jax.retrieval.faiss_index import SearchOptions
     from de_jax.retrieval.parts import Part
     from de_jax.training.run.run_folder import Run
 
 Dtype = Literal["float32", "bfloat16"]
 AnyDtype = Literal["auto", "float32", "bfloat16"]
-Device = Literal["cpu", "gpu", "all_gpus"]
-GPUMode = Literal["shard", "replicate"]
 Form = Literal["views", "typical", "typical_as_is", "document"]
-SpecialTokens = Literal["text", "as_transformers"]
 Port = Annotated[int, Range(1, 65535)]
 
 MEANINGS = {
@@ -94,36 +91,6 @@ class Model(Checkpoint):
         return open_model(self.run_dir, self.step, precision(self.dtype, self.backend))._replace(backend=self.backend)
 
 
-@dataclass(frozen=True)
-class Index:
-    """The index.
-
-    Attributes:
-        index: exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI.
-        nprobe: inverted lists to visit in an IVF index (default a sixteenth).
-        ef_search: candidates to keep in an HNSW index.
-        faiss_device: device on which FAISS fills and searches.
-        faiss_gpu_mode: use of several GPUs: a shard each, or copies.
-        faiss_float16: the GPU stores vectors in half precision.
-        faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
-    """
-
-    index: str = "exact"
-    nprobe: PositiveInt | None = None
-    ef_search: PositiveInt | None = None
-    faiss_device: Device = "cpu"
-    faiss_gpu_mode: GPUMode = "shard"
-    faiss_float16: bool = False
-    faiss_on_disk: bool = False
-
-    def options(self) -> SearchOptions:
-        """FAISS's part, as the library takes it."""
-        from de_jax.retrieval.faiss_index import SearchOptions
-
-        of_device = self.faiss_device, self.faiss_gpu_mode, self.faiss_float16
-        return SearchOptions(self.nprobe, self.ef_search, *of_device, on_disk=self.faiss_on_disk)
-
-
 @rules(
     without={
         "run_dir": (
@@ -134,7 +101,7 @@ class Index:
     }
 )  # BM25 alone reads whole documents, generated queries behind them
 @dataclass(frozen=True)
-class Scored(Index):
+class Scored(IndexSettings):
     """The run.
 
     Attributes:
@@ -245,28 +212,16 @@ class Scoring(Expand):
         deepest, depth = metrics.deepest(chosen), self.depth or metrics.default_depth(chosen)
         if depth < deepest:
             raise InputError(f"--depth is {depth}; ask for at least {deepest} documents, the depth of the measures.")
-        search, expansion = scored.options(), self.expanded()
+        expansion = self.expanded()
         if scored.index.startswith(milvus_index.PREFIX) and (scored.embedding_dim or (expansion and expansion.is_typical)):
             raise InputError(
                 "Milvus holds embeddings as the model gives them; leave --embedding_dim and --expand_as=typical out, or take "
                 "another --index."
             )
-        faiss_index.index_builder(scored.index, search)
-        return Policy(
-            measures=chosen,
-            depth=depth,
-            drop_identical_ids=drop_identical_ids,
-            skip_empty=self.skip_empty,
-            bm25=not self.no_bm25,
-            k1=self.k1,
-            b=self.b,
-            embedding_dim=scored.embedding_dim,
-            passage_length=self.passage_length,
-            passage_stride=self.passage_stride,
-            index_choice=scored.index,
-            search=search,
-            expansion=expansion,
-        )
+        faiss_index.index_builder(scored)
+        own = {name: value for name, value in vars(self).items() if name in Policy._fields}
+        own |= {"measures": chosen, "depth": depth, "bm25": not self.no_bm25, "drop_identical_ids": drop_identical_ids}
+        return Policy(**own | {"embedding_dim": scored.embedding_dim, "search": scored, "expansion": expansion})
 
 
 @rules(beside={"engine": ("shard", "distributed"), "shard": ("distributed",)}, without={"engine": ("num_shards",)})

@@ -19,14 +19,7 @@ from de_jax.data.sources.pair_store import stored_pairs, table_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
-from de_jax.interop.fine_tuning import (
-    pretrained_doc_length,
-    pretrained_passages,
-    pretrained_query_length,
-    pretrained_sharing,
-    pretrained_tokenizer,
-    pretrained_tower,
-)
+from de_jax.interop import fine_tuning
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -34,28 +27,19 @@ from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
+from de_jax.settings import ABSENT, settings_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh.sharding import make_mesh
-from de_jax.training.optim.lamb import ance_lamb, lamb
-from de_jax.training.optim.optimizer import adafactor, adamw, cosine, linear, rsqrt
+from de_jax.training.run.settings import BY_NAME
 from de_jax.training.step.adapters import Lora
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
-MODELS = (
-    *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
-    *(
-        pretrained_tower,
-        pretrained_sharing,
-        pretrained_tokenizer,
-        pretrained_query_length,
-        pretrained_doc_length,
-        pretrained_passages,
-    ),
-)
+PRETRAINED = tuple(one for name, one in vars(fine_tuning).items() if name.startswith("pretrained_"))
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora, *PRETRAINED)
 LOSSES = tuple(getattr(losses, name) for name in losses.__all__)
-OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
+OPTIMIZERS = tuple(BY_NAME.values())
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
@@ -139,20 +123,20 @@ class _Builder:
         self._hidden_by: dict[Setting, Setting] = {}
         self._called: set[str] = set()
         self._open: list[str] = []
+        self._values: dict[Setting, Any] = {}
+        self._macros: dict[Setting, set[Setting]] = {}
         for setting, (value, place, is_typed) in self.bound.items():
             try:
-                self._check(setting, value)
+                self._macros[setting] = set()
+                self._values[setting] = self._plain(value, self._macros[setting])
+                self._check(setting, self._values[setting])
             except InputError as error:
                 raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
         """The result of a configurable with its settings in a scope."""
         configurable, arguments = self._known[name], self._arguments(name, scope)
-        missing = [
-            parameter.name
-            for parameter in inspect.signature(configurable).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind in _NAMED and parameter.name not in arguments
-        ]
+        missing = [name for name, one in settings_of(configurable).items() if one.value is ABSENT and name not in arguments]
         if missing and name == self.root:
             raise InputError(f"the recipe does not set {name}.{missing[0]}; add it to the gin file.")
         if missing:
@@ -169,12 +153,12 @@ class _Builder:
         data, a miner, an alarm. A setting typed on the command line must be read, and have an effect.
         """
         replaced = {part.__name__ for part in _REPLACEABLE} - self._called
-        referred = {part.name for bound in self.bound.values() for part in values_in(bound.value) if isinstance(part, Macro)}
+        referred = set[Setting]().union(*self._macros.values())
         unread = [
             str(setting)
             for setting, bound in self.bound.items()
             if setting not in self._read
-            and (bound.is_typed or setting.name not in replaced | (set() if setting.parameter else referred))
+            and (bound.is_typed or (setting.name not in replaced if setting.parameter else setting not in referred))
         ]
         if unread:
             raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or correct its name.")
@@ -190,13 +174,14 @@ class _Builder:
         self._called.add(name)
         collected = self._collected(name, scope)
         self._in_effect.update(collected.values())
-        values = {key: self._value(self.bound[setting].value, scope) for key, setting in collected.items()}
+        values = {key: self._value(self._values[setting], scope) for key, setting in collected.items()}
         allowed = hints_of(self._known[name]) or {}
         for key, value in values.items():
             if key in allowed:  # once more, as a reference can be of the wrong kind
                 settings.check_value(str(collected[key]), value, allowed[key])
-        for key, group in groups_of(self._known[name]).items():
-            values.setdefault(key, self.call(group.__name__, scope))
+        for key, one in settings_of(self._known[name]).items():
+            if one.hint in GROUPS:
+                values.setdefault(key, self.call(one.hint.__name__, scope))
         self._open.pop()
         return values
 
@@ -206,18 +191,15 @@ class _Builder:
         parts = scope.split("/") if scope else []
         for outer in ("/".join(parts[:number]) for number in range(len(parts) + 1)):
             own = [setting for setting in self.bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
-            self._read.update(own)
+            self._read.update(own, *(self._macros[setting] for setting in own))
             self._hidden_by |= {found[setting.parameter]: setting for setting in own if setting.parameter in found}
             found |= {setting.parameter: setting for setting in own}
         return found
 
     def _value(self, value: Any, scope: str) -> Any:
-        """A value with its references and macros resolved."""
+        """A value with its references resolved."""
 
         def resolve(part: Any) -> Any:
-            if isinstance(part, Macro):
-                self._read.add(Setting("", part.name))
-                return self._value(self.bound[Setting("", part.name)].value, scope)
             if not isinstance(part, Reference):
                 return part
             inner = part.scope or scope
@@ -227,12 +209,26 @@ class _Builder:
 
         return replaced(value, resolve)
 
+    def _plain(self, value: Any, used: set[Setting], above: tuple[Setting, ...] = ()) -> Any:
+        """A value with values in place of its macros; `used` gets them."""
+
+        def replace(part: Any) -> Any:
+            if not isinstance(part, Macro):
+                return part
+            macro = Setting("", part.name)
+            if macro not in self.bound or macro in above:
+                what = "itself" if macro in above else "nothing"
+                raise InputError(f"{part} stands for {what}; write {macro} = and its value.")
+            used.add(macro)
+            return self._plain(self.bound[macro].value, used, (*above, macro))
+
+        return replaced(value, replace)
+
     def _check(self, setting: Setting, value: Any) -> None:
         """Raises InputError for an unknown setting or an invalid value. The value of a reference is checked when it is called."""
         for part in values_in(value):
             if isinstance(part, Reference):
                 self._find(part.name, f"{setting} is {part!r}, but")
-        value = self._without_macros(value, ())
         if not setting.parameter:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
@@ -241,7 +237,7 @@ class _Builder:
             every = [*allowed, *(name for group in GROUPS for name in hints_of(group) or () if setting.name == self.root)]
             near = f"; set {owners[0]}.{setting.parameter}" if owners else settings.meant(setting.parameter, every)
             raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
-        if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
+        if allowed and not any(isinstance(part, Reference) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])
 
     def _find(self, name: str, why: str) -> Any:
@@ -250,20 +246,6 @@ class _Builder:
         if name not in self._known:
             raise InputError(f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}.")
         return self._known[name]
-
-    def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:
-        """A value with each %NAME replaced by what NAME stands for."""
-
-        def replace(part: Any) -> Any:
-            if not isinstance(part, Macro):
-                return part
-            bound = self.bound.get(Setting("", part.name))
-            if bound is None or part.name in above:
-                what = "nothing" if bound is None else "itself"
-                raise InputError(f"%{part.name} stands for {what}; write {part.name} = and its value.")
-            return self._without_macros(bound.value, (*above, part.name))
-
-        return replaced(value, replace)
 
 
 def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:
@@ -303,21 +285,12 @@ def _name_source(bound: Settings) -> None:
         bound[data] = bound[data]._replace(value=Reference("", place.name, False))
 
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def groups_of(configurable: Any) -> dict[str, Any]:
-    """The groups of settings that a configurable takes, by parameter."""
-    return {name: hint for name, hint in settings.hints(configurable).items() if hint in GROUPS}
-
-
 def hints_of(configurable: Any) -> dict[str, Any] | None:
-    """The annotations of what gin can set, by name; None where anything may be set."""
+    """The annotations of what gin can set, by name; None if anything may be set."""
     parameters = inspect.signature(configurable).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    annotated = settings.hints(configurable)
-    return {parameter.name: annotated.get(parameter.name, Any) for parameter in parameters}
+    return {name: one.hint for name, one in settings_of(configurable).items()}
 
 
 def _decorated(name: str) -> Any:

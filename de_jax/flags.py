@@ -3,14 +3,18 @@
 A parameter `k: PositiveInt = 10` is the flag `--k`; its help is its line in the docstring's `Args`. A parameter before `/` is given
 by place. A parameter whose type is a dataclass stands for its fields' flags, so flags that several commands have are written once.
 
+`**given` stands for the flags of a function of the library, which `like` names.
+
 Signatures are read from the source, so a wrong flag is refused before the function's module imports JAX. Annotations and defaults
-of such a function are names of `de_jax.arguments`, `de_jax.settings` and this module, or dataclasses that its module imports.
+of such a function are names of `de_jax.arguments`, `de_jax.settings` and this module, or dataclasses that its module imports; no
+flag is made of a parameter with another annotation.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import dataclasses
 import importlib
 import importlib.util
@@ -24,12 +28,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from de_jax import settings
 from de_jax.command import Parser
-from de_jax.settings import PATH, meant, numeric
+from de_jax.settings import ABSENT, NO_FLAG, PATH, LocalPath, meant, numeric, settings_of
 from de_jax.types import InputError
 
 BINDINGS = "settings of a recipe"
 Bindings = Annotated[tuple[str, ...], BINDINGS]
 """The type of a parameter `gin` that collects `--gin.NAME=VALUE` as "NAME=VALUE"."""
+_DICTS = (dict, Mapping)
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
 
@@ -59,7 +64,7 @@ class Flag(NamedTuple):
 
     name: str
     hint: Any
-    default: Any  # `Parameter.empty` of a required one
+    default: Any  # `ABSENT` of a required one
     help: str
     owner: str  # the parameter that gets the value
     group: type | None = None  # the dataclass that has it as a field
@@ -85,11 +90,16 @@ class Command:
         `scope["MEANINGS"]` has the helps of flags that a docstring leaves out.
         """
         self.module, self.name, self.verb = module, name, verb
-        function = _read(module, name, scope)
+        function = _read(f"{module}.{name}", scope)
         self._parameters = inspect.signature(function).parameters
-        self.flags = list(_flags_of(function, scope["MEANINGS"]))
+        self._by_place = [name for name, one in self._parameters.items() if one.kind is one.POSITIONAL_ONLY]
+        meanings, given = scope["MEANINGS"], []
+        for place in reversed(getattr(function, "flags_like", ())):
+            given = [flag for flag in _flags_of(_read(place, scope), meanings) if _is_text(flag.hint)]
+            meanings = meanings | {flag.name: flag.help for flag in given}
+        self.flags = [*_flags_of(function, meanings), *(flag for flag in given if flag.owner not in self._parameters)]
         self._groups = {flag.owner: flag.group for flag in self.flags if flag.group}
-        self._line = [name for name, hint in typing.get_type_hints(function).items() if hint is Line]
+        self._line = [name for name, one in settings_of(function).items() if one.hint is Line]
         text = described(function.__doc__)[0]
         self.parser, self.summary = Parser(prog=f"{program} {verb}", description=text), _first_words(text)
         titles: dict[type, Any] = {}
@@ -97,8 +107,7 @@ class Command:
             if flag.group and flag.group not in titles:
                 titles[flag.group] = self.parser.add_argument_group(_first_words(described(flag.group.__doc__)[0]))
             if not flag.is_bindings:
-                by_place = self._parameters[flag.owner].kind is inspect.Parameter.POSITIONAL_ONLY
-                _add(titles[flag.group] if flag.group else self.parser, flag, by_place)
+                _add(titles[flag.group] if flag.group else self.parser, flag, flag.owner in self._by_place)
         with_rules = [function, *(one for group in titles for one in group.__mro__)]
         self._rules = [vars(one)["flag_rules"] for one in with_rules if "flag_rules" in vars(one)]
         if bindings := [flag.name for flag in self.flags if flag.is_bindings]:
@@ -120,8 +129,7 @@ class Command:
         for owner, group in self._groups.items():
             own = {flag.name: getattr(given, flag.name) for flag in self.flags if flag.owner == owner}
             values[owner] = group(**own)
-        by_place = [name for name, one in self._parameters.items() if one.kind is one.POSITIONAL_ONLY]
-        return [values.pop(name) for name in by_place], values
+        return [values.pop(name) for name in self._by_place], values
 
     def call(self, argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Any:
         """The result of the function for a command line; `ready` is called once its module is imported.
@@ -151,8 +159,8 @@ class Command:
         for flag in self.flags:
             value = getattr(given, flag.name, None)
             if value is None:
-                setattr(given, flag.name, None if flag.default is inspect.Parameter.empty else flag.default)
-            elif typing.get_origin(_inner(flag.hint)) is dict:
+                setattr(given, flag.name, None if flag.default is ABSENT else flag.default)
+            elif typing.get_origin(_inner(flag.hint)) in _DICTS:
                 setattr(given, flag.name, _by_name(flag.name, value))
             elif isinstance(value, list):
                 setattr(given, flag.name, tuple(value))
@@ -205,6 +213,19 @@ def rules(**of: Any) -> Callable[[Any], Any]:
     return decorate
 
 
+def like(*places: str) -> Callable[[Any], Any]:
+    """A decorator: `**given` are the flags of the first function, such as "de_jax.trials.tune", except those it has itself.
+
+    The other functions have the helps of flags that are "as of" them.
+    """
+
+    def decorate(target: Any) -> Any:
+        target.flags_like = places
+        return target
+
+    return decorate
+
+
 def described(docstring: str | None) -> tuple[str, dict[str, str]]:
     """The text of a docstring above its sections, and its `Args` or `Attributes` by name."""
     text = inspect.cleandoc(docstring or "")
@@ -219,29 +240,54 @@ def _first_words(text: str) -> str:
     return re.split(r"\.$|\. |[\n:;]", text, maxsplit=1)[0]
 
 
-def _read(module: str, name: str, scope: Mapping[str, Any]) -> Any:
+def _read(place: str, scope: Mapping[str, Any]) -> Any:
     """A function without its body."""
+    module, _, name = place.rpartition(".")
     known, tree = {**vars(settings), **globals(), "dataclass": dataclasses.dataclass, **scope}, _tree(module)
     node = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     named = {
         part.id for one in ast.walk(node.args) if isinstance(one, ast.arg) for part in ast.walk(one) if isinstance(part, ast.Name)
     }
+    classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in named]
+    named |= {ast.unparse(base) for one in classes for base in one.bases}
     for statement in tree.body:
-        if isinstance(statement, ast.ClassDef) and statement.name in named:
-            _fields_alone(statement, known)
-        elif isinstance(statement, ast.ImportFrom):
-            missing = {alias.name for alias in statement.names} & named - known.keys()
-            for one in _tree(str(statement.module)).body if missing else ():
-                if isinstance(one, ast.ClassDef) and one.name in missing:
-                    _fields_alone(one, known)
+        if isinstance(statement, ast.ImportFrom):
+            wanted = {alias.name for alias in statement.names} & named - known.keys()
+            found = _tree(str(statement.module)).body if wanted else []
+        else:
+            wanted, found = named, [statement]
+        for one in found:
+            if _defined(one) in wanted:
+                _define(one, known)
+    known |= dict.fromkeys(named - known.keys() - vars(builtins).keys(), _Unknown)
     node.body, node.returns = node.body[:1], None  # the docstring
-    return _run(node, known)
+    _define(node, known)
+    return known[name]
 
 
-def _fields_alone(node: ast.ClassDef, known: dict[str, Any]) -> None:
-    """Defines a dataclass without its methods."""
-    node.body = [node.body[0], *(one for one in node.body if isinstance(one, ast.AnnAssign))]
-    _run(node, known)
+def _defined(node: ast.stmt) -> str:
+    """The name of a dataclass or of an annotation that a statement defines; "" for any other statement."""
+    if isinstance(node, ast.ClassDef):
+        return node.name if any("dataclass" in ast.unparse(one) for one in node.decorator_list) else ""
+    is_hint = isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("Literal[", "Annotated["))
+    return ast.unparse(node.targets[0]) if is_hint else ""  # type: ignore[attr-defined]
+
+
+def _define(node: ast.stmt, known: dict[str, Any]) -> None:
+    """Runs a definition, of a dataclass without its methods; annotations are values."""
+    if isinstance(node, ast.ClassDef):
+        node.body = [node.body[0], *(one for one in node.body if isinstance(one, ast.AnnAssign))]
+    exec(compile(ast.Module([node], []), "<flags>", "exec", dont_inherit=True), known)
+
+
+class _Unknown:
+    """Stands for a class that is not read."""
+
+
+def _is_text(hint: Any) -> bool:
+    """Whether values of an annotation can be written as a flag."""
+    own = _inner(hint)
+    return not any(one in (_Unknown, Any, Callable, NO_FLAG) for one in (own, typing.get_origin(own), *typing.get_args(own)))
 
 
 def _tree(module: str) -> ast.Module:
@@ -249,34 +295,26 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(spec.loader.get_source(module))  # type: ignore[union-attr]
 
 
-def _run(node: ast.FunctionDef | ast.ClassDef, known: dict[str, Any]) -> Any:
-    """The class or function of a definition; its annotations stay texts, as in this file."""
-    exec(compile(ast.Module([node], []), "<flags>", "exec"), known)
-    return known[node.name]
-
-
 def _flags_of(function: Any, meanings: Mapping[str, str]) -> Iterator[Flag]:
     helps = described(function.__doc__)[1]
-    known = function.__globals__
-    hints = typing.get_type_hints(function, known, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            assert isinstance(hint, type)
+    for owner, (_, hint, value) in settings_of(function).items():
+        if inspect.isclass(hint) and dataclasses.is_dataclass(hint):
             own = {key: text for one in reversed(hint.__mro__) for key, text in described(one.__doc__)[1].items()}
-            of_fields = typing.get_type_hints(hint, known, include_extras=True)
-            for field in dataclasses.fields(hint):
-                default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-                yield Flag(
-                    field.name, of_fields[field.name], default, own.get(field.name) or meanings.get(field.name, ""), name, hint
-                )
+            for field in filter(lambda one: _is_text(one.hint), settings_of(hint).values()):
+                yield Flag(*field, _help(own, meanings, field.name), owner, hint)
         elif hint is not Line:
-            yield Flag(name, hint, parameter.default, helps.get(name) or meanings.get(name, ""), name)
+            yield Flag(owner, hint, value, _help(helps, meanings, owner), owner)
+
+
+def _help(own: Mapping[str, str], meanings: Mapping[str, str], name: str) -> str:
+    """The help of a flag: its line in the docstring, or its meaning in every command."""
+    text = own.get(name, "")
+    return meanings.get(name, "") if not text or text.startswith("as of ") else text.replace("`", "")
 
 
 def _add(parser: Any, flag: Flag, by_place: bool) -> None:
     """Adds a flag to argparse's parser; lists and dictionaries are completed by `Command._check`."""
-    hint, is_required = _inner(flag.hint), flag.default is inspect.Parameter.empty
+    hint, is_required = _inner(flag.hint), flag.default is ABSENT
     text = flag.help.replace("%", "%%")
     if not is_required and flag.default not in (None, "", ()) and hint is not bool and "default" not in text:
         shown = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple) else flag.default
@@ -286,11 +324,10 @@ def _add(parser: Any, flag: Flag, by_place: bool) -> None:
         parser.add_argument(option, dest=flag.name, action="store_true", help=text)
         return
     options: dict[str, Any] = {"help": text, "default": None}
-    if typing.get_origin(hint) in (list, tuple, dict):
-        options |= {"nargs": "+", "action": "extend"}
-        if typing.get_origin(hint) is dict:
-            options["metavar"] = "NAME=VALUE"
-        hint = _inner(typing.get_args(hint)[-1 if typing.get_origin(hint) is dict else 0])
+    is_dict = typing.get_origin(hint) in _DICTS
+    if is_dict or typing.get_origin(hint) in (list, tuple, Sequence):
+        options |= {"nargs": "+", "action": "extend"} | ({"metavar": "NAME=VALUE"} if is_dict else {})
+        hint = _inner(typing.get_args(hint)[-1 if is_dict else 0])
     if typing.get_origin(hint) is Literal:
         options |= {"type": str, "choices": typing.get_args(hint)}
     elif PATH not in typing.get_args(hint):  # whose type is the parser's own for paths
@@ -302,9 +339,10 @@ def _add(parser: Any, flag: Flag, by_place: bool) -> None:
 
 
 def _inner(hint: Any) -> Any:
-    """`X` of `X | None`."""
+    """`X` of `X | None`; a path of `str | Path`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(one for one in typing.get_args(hint) if one is not types.NoneType)
+        members = typing.get_args(hint)
+        return LocalPath if {str, Path} <= set(members) else next(one for one in members if one is not types.NoneType)
     return hint
 
 

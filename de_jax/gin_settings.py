@@ -239,7 +239,7 @@ def _find_included(name: str, place: str) -> Path:
 
 
 def _import(module: str, place: str, allow_imports: bool) -> None:
-    if not allow_imports and not _is_ours(module):
+    if not allow_imports and module.partition(".")[0] != PACKAGE:
         raise InputError(
             f"{place}: imports {module}, which runs code from outside {PACKAGE}; if you trust that code, add --allow_imports."
         )
@@ -247,10 +247,6 @@ def _import(module: str, place: str, allow_imports: bool) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{place}: {module} cannot be imported: {_first_line(error)}.") from None
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == PACKAGE
 
 
 def _first_line(error: Any) -> str:

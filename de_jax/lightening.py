@@ -26,7 +26,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Initialization
 from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
-from de_jax.tuning import TEMPERATURE, data_of, fitted, options_of, recipe_of, source_of
+from de_jax.tuning import data_of, fitted, options_of, recipe_of, source_of
 from de_jax.types import InputError
 
 REPORT_FILE = "light.json"
@@ -84,7 +84,7 @@ def lighten(
     dev = data(options=options, share=Share()).dev
     if dev is None:
         raise InputError("no query is held out, so the light tower could not be judged; give a dev_fraction above 0.")
-    loss = functools.partial(losses.in_batch_softmax, temperature=TEMPERATURE, directions="query_to_doc")
+    loss = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
     recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)
     first = tuple(range(layers))

@@ -29,7 +29,7 @@ class Model:
     """Follows mteb's `EncoderProtocol`.
 
     Args:
-        model: gives the embeddings; its own prompts and lengths hold where no other is given.
+        model: gives the embeddings; its own prompts and lengths hold if no other is given.
         name: "organisation/name", under which mteb files the results.
         revision: of the model, also for that; None for none.
         prompts: before the texts of a task, by the first of mteb's keys that is there: "<task>-<kind>", "<task>", "<type>-<kind>",

@@ -12,6 +12,7 @@ from de_jax.recipe import Recipe
 from de_jax.settings import Effort, NonNegativeInt, PositiveInt, Utilization, checked
 from de_jax.training.mesh import plan as compiling
 from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh.plan import Topology
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
 
@@ -24,7 +25,7 @@ NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
 @checked
 def plan(
     recipe: Recipe,
-    topology: str | compiling.Topology,
+    topology: str | Topology,
     *,
     batch_size: PositiveInt | None = None,
     query_length: PositiveInt | None = None,
@@ -56,8 +57,8 @@ def plan(
         available_gib, and whether it fits, with the reason in why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed; attention, how the step computes it, ("fused",), ("plain",) or both; executed_flops of a
         step on all devices together and useful_flops, those of the towers and of a negative cache by formula; collectives, each
-        with the bytes that a device receives; estimate, the seconds that products and links take at least; run_flops, as in
-        `outline`; device_hours of the run, of all devices together, at `mfu`. A simulated device has no memory of its own and no
+        with the bytes that a device receives; estimate, the seconds that products and links take at least; run_flops, as the
+        function; device_hours of the run, of all devices together, at `mfu`. A simulated device has no memory of its own and no
         speed: available_gib, fits, estimate and device_hours are None.
 
     Raises:
@@ -85,10 +86,9 @@ def plan(
         ({'data': 2, 'fsdp': 1, 'tensor': 1}, 504, 16)
     """
     topology = compiling.open_topology(topology) if isinstance(topology, str) else topology
-    sizes = _sizes(recipe, batch_size=batch_size, query_length=query_length, doc_length=doc_length)
-    shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
+    shape = _shape(recipe, query_rows, doc_rows, batch_size=batch_size, query_length=query_length, doc_length=doc_length)
     mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
-    recipe_checks.check_sizes(recipe, mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
+    recipe_checks.check_sizes(recipe, mesh, has_negatives=True, **{SIZES[name]: shape[name] for name in SIZES})
     for rows in filter(None, (query_rows, doc_rows)):
         sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
@@ -115,8 +115,8 @@ def plan(
         "attention": compiled.attention,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
-        "run_flops": (run_flops := _run_flops(recipe, shape, num_docs, 0, num_docs)),
-        "device_hours": float(f"{sum(run_flops.values()) / (mfu * chip.peak_flops * 3600):.3g}") if chip else None,
+        "run_flops": (flops := run_flops(recipe, num_docs=num_docs, num_scored=num_docs, shape=shape)),
+        "device_hours": float(f"{sum(flops.values()) / (mfu * chip.peak_flops * 3600):.3g}") if chip else None,
         "mfu": mfu,
         "compile_seconds": round(compiled.compile_seconds, 1),
         "effort": effort,
@@ -124,26 +124,17 @@ def plan(
     }
 
 
-def outline(recipe: Recipe, *, num_docs: int = 0, num_queries: int = 0, num_scored: int = 0) -> dict[str, Any]:
-    """The size and cost of a recipe's run, which are the same on any devices.
-
-    Nothing is compiled, and neither data nor weights are read.
-
-    Args:
-        recipe: the settings of the run.
-        num_docs, num_queries: of the corpus and of training, which a run that mines for itself encodes at each mining.
-        num_scored: documents that are encoded to score the run.
+def outline(recipe: Recipe) -> dict[str, Any]:
+    """The size of a recipe's run, which is the same on any devices. Nothing is compiled, and neither data nor weights are read.
 
     Returns:
         JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
-        optimizer's state on all devices together; useful_flops of a step, as in `plan`; run_flops, those of "training", "dev"
-        (evaluations of the dev split), "mining" and "scoring"; and total_flops, their sum.
+        optimizer's state on all devices together; and useful_flops of a step, as in `plan`.
 
     Raises:
         InputError: the recipe's data has no options, so its sizes are unknown.
     """
-    shape = {**_sizes(recipe), "query_rows": None, "doc_rows": None, **recipe.texts_of_a_pair()}
-    state, run_flops = recipe.shapes(), _run_flops(recipe, shape, num_docs, num_queries, num_scored)
+    shape, state = _shape(recipe), recipe.shapes()
     return {
         "num_steps": recipe.optimization.num_steps,
         **{name: value for name, value in shape.items() if value is not None},
@@ -151,21 +142,45 @@ def outline(recipe: Recipe, *, num_docs: int = 0, num_queries: int = 0, num_scor
         "num_trained_parameters": _size(state.params),
         "state_gib": _gib(_num_bytes(state)),
         "useful_flops": _useful_flops(recipe, shape),
-        "run_flops": run_flops,
-        "total_flops": sum(run_flops.values()),
     }
 
 
-def _sizes(recipe: Recipe, **given: int | None) -> dict[str, Any]:
+def run_flops(
+    recipe: Recipe, *, num_docs: int = 0, num_queries: int = 0, num_scored: int = 0, shape: dict[str, Any] | None = None
+) -> dict[str, float]:
+    """The useful FLOPs of a run: of "training", "dev" (evaluations of the dev split), "mining" and "scoring".
+
+    Args:
+        recipe: the settings of the run.
+        num_docs, num_queries: of the corpus and of training, which a run that mines for itself encodes at each mining.
+        num_scored: documents that are encoded to score the run.
+        shape: of a batch, as `plan` gives it; by default the recipe's.
+    """
+    shape = shape or _shape(recipe)
+    num_steps, logging, options = recipe.optimization.num_steps, recipe.logging, recipe.options
+    of_query, of_doc = (_forward(recipe, side, shape[f"{side}_length"]) for side in ("query", "doc"))
+    of_doc *= shape.get("max_passages", 1)
+    evaluations = num_steps // logging.evaluate_every_steps + bool(logging.evaluate_start and recipe.initialization.init_from)
+    of_dev = options.dev_max_queries * of_query + options.dev_max_docs * of_doc if options and options.dev_split else 0.0
+    every_steps = recipe.negatives.mine_every_steps
+    return {
+        "training": _useful_flops(recipe, shape) * num_steps,
+        "dev": evaluations * of_dev,
+        "mining": (-(-num_steps // every_steps) if every_steps else 0) * (num_docs * of_doc + num_queries * of_query),
+        "scoring": num_scored * of_doc,
+    }
+
+
+def _shape(recipe: Recipe, query_rows: int | None = None, doc_rows: int | None = None, **given: int | None) -> dict[str, Any]:
     """The batch and its texts, as given or of the recipe."""
     sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
     if missing := [name for name in sizes if sizes[name] is None]:
         raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
-    return sizes
+    return {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:
-    """Memory of each device, FLOPs of all together, and what each receives from others; nothing where the step does not fit."""
+    """Memory of each device, FLOPs of all together, and what each receives from others; nothing if the step does not fit."""
     if compiled.memory is None or compiled.costs is None:
         return {"memory_gib": None, "executed_flops": None, "collectives": None, "estimate": None}
     memory, costs = compiled.memory, compiled.costs
@@ -197,22 +212,6 @@ def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
         length = shape[f"{side}_length"] * (shape[f"{side}_rows"] or num_pairs) / num_pairs
         total += passes * compiling.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
     return total
-
-
-def _run_flops(recipe: Recipe, shape: dict[str, Any], num_docs: int, num_queries: int, num_scored: int) -> dict[str, float]:
-    """Of all steps, of evaluations of the dev split, of minings of documents and queries, and of scored documents."""
-    num_steps, logging, options = recipe.optimization.num_steps, recipe.logging, recipe.options
-    of_query, of_doc = (_forward(recipe, side, shape[f"{side}_length"]) for side in ("query", "doc"))
-    of_doc *= shape.get("max_passages", 1)
-    evaluations = num_steps // logging.evaluate_every_steps + bool(logging.evaluate_start and recipe.initialization.init_from)
-    of_dev = options.dev_max_queries * of_query + options.dev_max_docs * of_doc if options and options.dev_split else 0.0
-    every_steps = recipe.negatives.mine_every_steps
-    return {
-        "training": _useful_flops(recipe, shape) * num_steps,
-        "dev": evaluations * of_dev,
-        "mining": (-(-num_steps // every_steps) if every_steps else 0) * (num_docs * of_doc + num_queries * of_query),
-        "scoring": num_scored * of_doc,
-    }
 
 
 def _forward(recipe: Recipe, side: str, length: int) -> float:

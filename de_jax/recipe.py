@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import types
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from de_jax import recipe_file
+from de_jax import losses, recipe_file
 from de_jax.data.sources import options as data_options
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
@@ -23,7 +23,7 @@ from de_jax.losses.combination import fields_read, parts
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
+from de_jax.settings import ABSENT, PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
@@ -32,8 +32,8 @@ from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache, temperature_of
-from de_jax.training.step.train_step import Initialisable, Model, batch_shapes, init_state, make_train_step
-from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep
+from de_jax.training.step.train_step import Model, batch_shapes, init_state, make_train_step
+from de_jax.types import Array, Batch, Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep
 
 FOLLOW_EVERY_STEPS = 10
 """A look at a folder is cheap, and a miner's work is fresh for a while only."""
@@ -52,7 +52,7 @@ class Initialization:
     """The parameters before the first update.
 
     Attributes:
-        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
+        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining if they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.any_model.read` opens them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -92,8 +92,6 @@ class HardNegatives:
     Example:
         >>> HardNegatives(miner=Miner(), mine_every_steps=500).steps_between_looks()
         500
-        >>> HardNegatives(miner=Miner()).steps_between_looks()  # `de-jax mine` mines beside the run
-        10
     """
 
     miner: Miner | None = None
@@ -227,15 +225,35 @@ class Recipe:
 
     def init(self, params: Params | None = None) -> TrainState:
         """The state before the first step, with these parameters of the model or fresh ones."""
-        return self._first_state(self.model if params is None else _giving(params))
+        given: Any = types.SimpleNamespace(init=lambda rng: params)
+        model, adapters = self.model if params is None else given, self.adapters
+        parts = (AdaptedModel(model, adapters), adapters.split) if adapters else (model, lambda params: (params, None))
+        state = init_state(parts[0], self._tx, jax.random.key(self.initialization.seed), parts[1])
+        cache = self.negatives.negative_cache
+        if cache is None:
+            return state
+        if self.options is None:
+            raise InputError("HardNegatives.negative_cache has to know `max_doc_length`, but the data takes no PairsOptions.")
+        return state._replace(cache=cache.empty(self.options.max_doc_length, self.model.doc.embedding_dim))
 
     def merged(self, params: Params) -> Params:
         """What `model` takes, of all parameters of a state: adapters are added to their kernels."""
         return self.adapters.merged(params) if self.adapters else params
 
     def train_step(self, params: Params) -> TrainStep:
-        """One update of a state with these parameters, arrays or their shapes; see `training.step.train_step`."""
-        return self._step_of(self.trained, params, self.loss)
+        """One update of a state with these parameters, arrays or their shapes; see `training.step.train_step`.
+
+        Runs that differ in the numbers of the schedule or in the temperature alone share one compiled program.
+        """
+
+        def train_step(state: TrainState, batch: Batch, rates: dict[str, Any], scale: Any) -> tuple[TrainState, Metrics]:
+            loss = self.loss if scale is None else functools.partial(_scaled, self.loss, jnp.asarray(scale, jnp.float32))
+            return self._step_of(self.trained, params, loss, rates)(state, batch)
+
+        is_ours = getattr(losses, name_of(self.loss), None) is getattr(self.loss, "func", self.loss)
+        temperature: Any = bound(self.loss, "temperature") if is_ours else ABSENT
+        scale = None if temperature in (ABSENT, None) else 1.0 / temperature
+        return functools.partial(train_step, rates=self.optimization.numbers, scale=scale)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -245,8 +263,8 @@ class Recipe:
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
         for loss in parts(self.loss):
-            with contextlib.suppress(KeyError):  # a loss that is never computed block by block
-                settings[f"{name_of(loss)}.block_size"] = bound(loss, "block_size")
+            if (block_size := bound(loss, "block_size")) is not ABSENT:  # of a loss that may be computed block by block
+                settings[f"{name_of(loss)}.block_size"] = block_size
         return settings
 
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
@@ -303,39 +321,29 @@ class Recipe:
         has_cache = self.negatives.negative_cache is not None
         return [data_options.most_texts_of_a_pair(source, has_cache=has_cache) for source in self.sources]
 
-    def _first_state(self, model: Initialisable) -> TrainState:
-        adapters = self.adapters
-        parts = (AdaptedModel(model, adapters), adapters.split) if adapters else (model, lambda params: (params, None))
-        state = init_state(parts[0], self._tx, jax.random.key(self.initialization.seed), parts[1])
-        cache = self.negatives.negative_cache
-        if cache is None:
-            return state
-        if self.options is None:
-            raise InputError("HardNegatives.negative_cache has to know `max_doc_length`, but the data takes no PairsOptions.")
-        return state._replace(cache=cache.empty(self.options.max_doc_length, self.model.doc.embedding_dim))
-
     def _trained(self, model: DualEncoder) -> Model:
         num_chunks, frozen = self.devices.num_chunks, self.optimization.frozen
         trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
         trained = FrozenModel(trained, tuple(frozen)) if frozen else trained
         return AdaptedModel(trained, self.adapters) if self.adapters else trained
 
-    def _step_of(self, model: Model, params: Params, loss: LossFn) -> TrainStep:
+    def _step_of(self, model: Model, params: Params, loss: LossFn, rates: Mapping[str, Any] | None = None) -> TrainStep:
         groups = self.logging.grad_norm_groups
         group_norms = grad_norms.group_norms(params, groups, self.model.shapes()) if groups else lambda gradients: {}
         loss = with_spread(loss) if self.logging.collapse_alarm else loss
         cache = self.negatives.negative_cache
-        return make_train_step(model, loss, self._tx(params), group_norms, cache, temperature_of(self.loss) if cache else None)
+        tx = self._tx(params, rates)
+        return make_train_step(model, loss, tx, group_norms, cache, temperature_of(self.loss) if cache else None)
 
-    def _tx(self, params: Params) -> Any:
+    def _tx(self, params: Params, rates: Mapping[str, Any] | None = None) -> Any:
         """The optimizer of the trained parameters; factors and frozen patterns may name the base too."""
-        adapters = self.adapters
-        if adapters is None:
-            return self.optimization.tx(params)
-        whole = jax.eval_shape(lambda base: adapters.added_to(base, jax.random.key(0)), self.model.shapes())
-        return self.optimization.tx(params, whole)
+        adapters, whole = self.adapters, None
+        if adapters:
+            whole = jax.eval_shape(lambda base: adapters.added_to(base, jax.random.key(0)), self.model.shapes())
+        return self.optimization.tx(params, whole, rates)
 
 
-def _giving(params: Params) -> Initialisable:
-    """A model whose fresh parameters are these."""
-    return types.SimpleNamespace(init=lambda rng: params)
+def _scaled(loss: Any, scale: Array, e: Embeddings) -> tuple[Array, Metrics]:
+    """The loss with this scale of its scores, as for a learned one."""
+    value, metrics = functools.partial(loss, temperature=None)(e._replace(scale=scale))
+    return value, {name: metric for name, metric in metrics.items() if name != "temperature"}

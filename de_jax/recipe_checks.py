@@ -80,14 +80,7 @@ def check_sizes(
 
 
 def check_parts(recipe: Recipe, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
-    """Refuses a miner, an alignment or an early end without its data.
-
-    Args:
-        has_mined: there is a folder for mined negatives.
-        max_passages: of a document.
-        has_queries_for_both: there are queries that both towers embed.
-        has_dev: there is a dev set.
-    """
+    """Refuses a miner without a folder, an alignment without queries for both towers, and an early end without a dev set."""
     miner = recipe.negatives.miner
     if miner and not has_mined:
         raise InputError(

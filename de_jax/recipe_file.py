@@ -15,7 +15,7 @@ from typing import Any
 
 from de_jax.files import addresses, reading
 from de_jax.files.outputs import write_json
-from de_jax.settings import map_of
+from de_jax.settings import ABSENT, is_config, map_of, settings_of, with_values
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
 from de_jax.training.run.run_settings import read_recipe_file
@@ -47,16 +47,14 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, Path):
         return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"type": _place(type(value))} | fields
     if isinstance(value, list | tuple) and (len(value) > MOST_ENTRIES or any(isinstance(entry, Mapping) for entry in value)):
         return {"type": _place(type(value)), "num_entries": len(value)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
-    if isinstance(value, functools.partial) or inspect.isroutine(value) or inspect.isclass(value):
-        return {"function": _place(value)} | {name: to_json(given) for name, given in _bound(value) if name != "share"}
-    return {"type": _place(type(value))}
+    is_function = isinstance(value, functools.partial) or inspect.isroutine(value) or inspect.isclass(value)
+    known = settings_of(value).values() if is_function or is_config(value) else ()
+    values = {one.name: to_json(one.value) for one in known if one.value is not ABSENT and one.name != "share"}
+    return {"function" if is_function else "type": _place(value if is_function else type(value))} | values
 
 
 def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
@@ -90,15 +88,14 @@ class _Reader:
             raise self._lost(name, f"{found['num_entries']} entries")
         target = self._at(place, name)
         values = {key: self.value(entry, f"{name}.{key}") for key, entry in found.items() if key not in ("function", "type")}
+        known = settings_of(target)
         if "function" in found:
-            defaults = {one.name: one.default for one in inspect.signature(target).parameters.values()}
-            bound = {key: value for key, value in values.items() if not _equal(value, defaults.get(key, ...))}
+            bound = {key: value for key, value in values.items() if key not in known or not _equal(value, known[key].value)}
             return functools.partial(target, **bound) if bound else target
         if not dataclasses.is_dataclass(target):
             raise self._lost(name, f"an object of {place}")
-        fields = {field.name: field for field in dataclasses.fields(target) if field.init}
-        follows = "seed" in fields and fields["seed"].default is None and values.get("seed") == self.seed
-        own = {key: value for key, value in values.items() if key in fields and not (follows and key == "seed")}
+        follows = "seed" in known and known["seed"].value is None and values.get("seed") == self.seed
+        own = {key: value for key, value in values.items() if key in known and not (follows and key == "seed")}
         made: Any = target
         return made(**own, **given)
 
@@ -201,41 +198,20 @@ def with_seeds(recipe: Any, run_dir: str | Path = "") -> Any:
 def _seeded(value: Any, seed: int, before: Any) -> Any:
     before = before if isinstance(before, dict) else {}
     if isinstance(value, Mapping):
-        own = dict(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-    else:
-        own = dict(_bound(value)) if isinstance(value, functools.partial) or inspect.isfunction(value) else {}
+        return {name: _seeded(entry, seed, before.get(name)) for name, entry in value.items()}
+    if not (is_config(value) or isinstance(value, functools.partial) or inspect.isfunction(value)):
+        return value
+    own = {name: one.value for name, one in settings_of(value).items() if one.value is not ABSENT}
     new = {name: _seeded(entry, seed, before.get(name)) for name, entry in own.items()}
-    if "seed" in own and own["seed"] is None and not isinstance(value, Mapping):
+    if "seed" in own and own["seed"] is None:
         new["seed"] = seed if before.get("seed") is None else before["seed"]
     changed = {name: entry for name, entry in new.items() if entry is not own[name]}
-    if not changed:
-        return value
-    if isinstance(value, Mapping):
-        return new
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **changed)
-    given = list(own)[: len(value.args)] if isinstance(value, functools.partial) else []  # by place
-    keywords = {**getattr(value, "keywords", {}), **{name: entry for name, entry in changed.items() if name not in given}}
-    return functools.partial(getattr(value, "func", value), *(new[name] for name in given), **keywords)
+    return with_values(value, **changed) if changed else value
 
 
 def _equal(value: Any, default: Any) -> bool:
     """Whether a saved value is a parameter's default."""
-    return to_json(value) == to_json(default) if default is not ... else False
-
-
-def _bound(function: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters that have a value, with it."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some functions of C have no signature
-        return
-    positional = list(function.args) if isinstance(function, functools.partial) else []
-    inner = function.func if isinstance(function, functools.partial) else function
-    yield from zip(inspect.signature(inner).parameters, positional, strict=False)
-    yield from ((one.name, one.default) for one in parameters if one.default is not one.empty)
+    return default is not ABSENT and bool(to_json(value) == to_json(default))
 
 
 def _place(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Checks values against annotations: settings, the flags of commands, and the JSON of files and manifests.
 
-A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation contains every check:
-`Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by `Record`, whose entries are
-annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
+A setting is a `Field` of a config class, or of a function: gin, flags, `recipe.json` and messages follow from `settings_of`. Its
+annotation contains every check: `Literal` for choices, `Annotated[int, Range(1)]` for a range. Objects of JSON are described by
+`Record`, whose entries are annotations too. Arrays and tracers are passed over, so nothing is checked in a step.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Range(NamedTuple):
 PATH = "a path"
 LocalPath = Annotated[str, PATH]
 """A path: "~/" is expanded, an address gs:// or s3:// is fetched, another address is refused. No other string is touched."""
+NO_FLAG = "no flag"
+"""In an annotation, of a field that commands do not set."""
 LARGEST = 2**31 - 1
 PositiveInt = Annotated[int, Range(1, LARGEST)]
 NonNegativeInt = Annotated[int, Range(0, LARGEST)]
@@ -59,6 +61,57 @@ Count = Annotated[int, Range(0, 2**63 - 1)]
 Size = Annotated[int, Range(1, 2**63 - 1)]
 
 
+class _Absent:
+    """Stands for a missing value."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+class Field(NamedTuple):
+    """A setting: a field of a config class, or a parameter of a function."""
+
+    name: str
+    hint: Any  # its annotation
+    value: Any  # of an object, or bound by a partial; else the default, ABSENT for none
+
+
+def settings_of(target: Any) -> dict[str, Field]:
+    """The settings of a config or its class, a function or what `functools.partial` made of it, in order; none of a plain value."""
+    if is_config(target):
+        kind: Any = type(target)
+        values = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if one.init}
+    else:
+        is_bound = isinstance(target, functools.partial)
+        kind = target.func if is_bound else target
+        try:
+            own, parameters = inspect.signature(kind).parameters, inspect.signature(target).parameters.values()
+        except (TypeError, ValueError):  # some functions of C have no signature
+            return {}
+        values = dict(zip(own, target.args, strict=False)) if is_bound else {}  # by place, missing from its signature
+        any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        named = [one for one in parameters if one.kind not in any_number]
+        values |= {one.name: ABSENT if one.default is one.empty else one.default for one in named}
+    known = hints(kind)
+    return {name: Field(name, known.get(name, Any), value) for name, value in values.items()}
+
+
+def with_values(target: Any, **values: Any) -> Any:
+    """A config or function with other values of its settings."""
+    if is_config(target):
+        return dataclasses.replace(target, **values)
+    by_place = [values.pop(name, one.value) for name, one in list(settings_of(target).items())[: len(getattr(target, "args", ()))]]
+    return functools.partial(getattr(target, "func", target), *by_place, **{**getattr(target, "keywords", {}), **values})
+
+
+def is_config(value: Any) -> bool:
+    """Whether a value is an object of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
 def check_fields(record: Any) -> None:
     """Checks every field of a config; for `__post_init__`.
 
@@ -68,21 +121,15 @@ def check_fields(record: Any) -> None:
     check(type(record), {name: getattr(record, name) for name in hints(record.__class__)})
 
 
-def check(configurable: Any, values: Mapping[str, Any], name: str | None = None) -> None:
-    """Checks values against the annotations of a class or function.
-
-    Args:
-        configurable: the class or function.
-        values: by the name of its parameter; names that it does not have are passed over.
-        name: of the configurable in messages; by default its own.
+def check(configurable: Any, values: Mapping[str, Any]) -> None:
+    """Checks values, by name, against the annotations of a class or function; names that it does not have are passed over.
 
     Raises:
         InputError: names the setting, its value and the allowed ones.
     """
     known: dict[str, Any] = hints(configurable)
-    for parameter, value in values.items():
-        if parameter in known:
-            check_value(f"{name or configurable.__name__}.{parameter}", value, known[parameter])
+    for name in filter(known.__contains__, values):
+        check_value(f"{configurable.__name__}.{name}", values[name], known[name])
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -97,7 +144,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 def mismatch(value: Any, hint: Any) -> Mismatch | None:
     """The fault of a value that an annotation does not allow; None for a valid one."""
     try:
-        fit(value, hint)
+        check_of(hint)(value)
     except Mismatch as error:
         return error
     return None
@@ -132,8 +179,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def checked(function: F, name: str | None = None) -> F:
-    """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages.
+def checked(function: F) -> F:
+    """A decorator that checks the keyword arguments of every call.
 
     Where an annotation is a `LocalPath`, in fields of a config too, the function gets the path of an address's copy.
     """
@@ -141,7 +188,7 @@ def checked(function: F, name: str | None = None) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
-        check(function, settings, name)
+        check(function, settings)
         known = hints(function)
         local = [_local(value, known.get(parameter)) for value, parameter in zip(args, signature.parameters, strict=False)]
         return function(*local, *args[len(local) :], **{key: _local(value, known.get(key)) for key, value in settings.items()})
@@ -186,19 +233,9 @@ def name_of(function: Any) -> str:
 
 
 def bound(function: Callable[..., Any], parameter: str) -> Any:
-    """The value that a function's parameter has where a call does not give it: what `functools.partial` bound, or its default.
-
-    Raises:
-        KeyError: it has no such parameter, or no value for it.
-    """
-    if isinstance(function, functools.partial):  # arguments bound by place are missing from its signature
-        by_place = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
-        if parameter in by_place:
-            return by_place[parameter]
-    found = inspect.signature(function).parameters[parameter]
-    if found.default is found.empty:
-        raise KeyError(parameter)
-    return found.default
+    """The value that a function's parameter has where a call does not give it, of a partial or the default; else `ABSENT`."""
+    found = settings_of(function).get(parameter)
+    return found.value if found else ABSENT
 
 
 def shown(value: Any) -> str:
@@ -223,11 +260,9 @@ def _local(value: Any, hint: Any) -> Any:
         return addresses.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = hints(type(value))
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        changed = {name: new for name, old in fields.items() if (new := _local(old, known.get(name))) is not old}
-        return dataclasses.replace(value, **changed) if changed else value
+    if is_config(value):
+        changed = {one.name: new for one in settings_of(value).values() if (new := _local(one.value, one.hint)) is not one.value}
+        return with_values(value, **changed) if changed else value
     return value
 
 
@@ -263,18 +298,11 @@ class Mismatch(ValueError):
         return f"{place + ' is ' if place else 'found '}{shown(self.found)}, expected {self.expected}"
 
 
-class _Absent:
-    """Stands for the value of a missing key."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
 class Maybe(NamedTuple):
     """A key that may be absent; `default` stands in its place then, or nothing."""
 
     hint: Any
-    default: Any = _Absent()
+    default: Any = ABSENT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -295,13 +323,13 @@ class Record:
             raise Mismatch(value, "an object")
         found = dict(value)
         for name, field in self.fields.items():
-            hint, default = field if isinstance(field, Maybe) else (field, _Absent())
+            hint, default = field if isinstance(field, Maybe) else (field, ABSENT)
             if name in value:
                 found[name] = _below(name, check_of(hint), value[name])
-            elif not isinstance(default, _Absent):
+            elif default is not ABSENT:
                 found[name] = default
             elif not isinstance(field, Maybe):
-                raise Mismatch(_Absent(), "a value", (name,))
+                raise Mismatch(ABSENT, "a value", (name,))
         if self.only and (unknown := [name for name in found if name not in self.fields]):
             raise Mismatch(unknown[0], f"a key out of {', '.join(self.fields)}")
         return found
@@ -318,28 +346,24 @@ def of_class(kind: Any, **given: Any) -> Record:
         kind: annotated.
         given: in place of the annotations of fields.
     """
-    known, parameters = hints(kind), inspect.signature(kind).parameters
-    fields = {name: given.get(name, known.get(name, Any)) for name in parameters}
-    return Record(
-        {name: hint if parameters[name].default is inspect.Parameter.empty else Maybe(hint) for name, hint in fields.items()}, True
-    )
+    hinted = {name: (given.get(name, one.hint), one.value) for name, one in settings_of(kind).items()}
+    return Record({name: hint if value is ABSENT else Maybe(hint) for name, (hint, value) in hinted.items()}, True)
 
 
 def nullable(hint: Any) -> Check:
     """Null, or any value that fits; for an annotation write `hint | None`."""
-    return lambda value: None if value is None else fit(value, hint)
+    return lambda value: None if value is None else check_of(hint)(value)
 
 
 def list_of(hint: Any, *, least: int = 0, most: int | None = None) -> Check:
     """A list of so many values that each fit; it may have millions."""
 
+    expected = f"a list of {least}" + (" or more" if most is None else "") if least else "a list"
+
     def check(value: Any) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= (len(value) if most is None else most):
-            raise Mismatch(value, f"a list of {least}" + (" or more" if most is None else "") if least else "a list")
-        if hint is str and set(map(type, value)) <= {str}:
-            return value
-        own = check_of(hint)
-        return [_below(place, own, one) for place, one in enumerate(value)]
+        if not isinstance(value, list) or len(value) < least or (most is not None and len(value) > most):
+            raise Mismatch(value, expected)
+        return value if hint is str and set(map(type, value)) <= {str} else _fit_sequence((hint,), list, value)
 
     return check
 
@@ -375,7 +399,7 @@ def relative(value: Any) -> str:
 
     Symbolic links are followed wherever they lead: the hub's cache consists of them.
     """
-    name: str = fit(value, str)
+    name: str = check_of(str)(value)
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or "\\" in name:
         raise Mismatch(value, "the name of a file in the same folder")
     return name
@@ -388,22 +412,9 @@ def file_name(value: Any) -> str:
     return str(value)
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """The value, with defaults of keys that an object lacks.
-
-    Args:
-        value: of a setting, or of JSON.
-        hint: an annotation, or a check such as `Record`.
-
-    Raises:
-        Mismatch: the annotation does not allow it.
-    """
-    return check_of(hint)(value)
-
-
 @functools.cache
 def check_of(hint: Any) -> Check:
-    """The check that an annotation describes."""
+    """The check of a value, of a setting or of JSON, that an annotation describes; a check such as `Record` is its own."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, Record | types.FunctionType):
         return hint
@@ -453,7 +464,7 @@ def _fit_one_of(options: Sequence[Any], value: Any) -> Any:
     faults = []
     for option in options:
         try:
-            return fit(value, option)
+            return check_of(option)(value)
         except Mismatch as error:
             faults.append(error)
     if nested := [fault for fault in faults if fault.keys]:
@@ -516,7 +527,6 @@ _TESTS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     types.NoneType: (lambda value: value is None, "None"),
     None: (lambda value: value is None, "None"),
     Callable: (callable, "a function"),
-    collections.abc.Callable: (callable, "a function"),
 }
 
 

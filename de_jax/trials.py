@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import documents
+from de_jax import command, documents
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
@@ -25,7 +25,7 @@ from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, outputs, reading
 from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
-from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
 from de_jax.tuning import data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of
@@ -67,7 +67,7 @@ def tune(
     run_dir: str | Path,
     minutes: PositiveFloat = 60,
     trials: PositiveInt = 8,
-    forgetting: Sequence[str] = (),
+    forgetting: Sequence[LocalPath] = (),
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
@@ -87,7 +87,7 @@ def tune(
             without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
         minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
-        trials: how many settings are tried, at most those in `ARMS`.
+        trials: how many settings are tried, at most 8.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.
         dev_fraction: share of the queries that is held out; half of them choose, half judge.
 
@@ -101,6 +101,7 @@ def tune(
     if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
         trained = fine_tune(source, pairs, run_dir=folder / "model", seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
+    command.keep_compiled()  # for trials that differ in numbers alone
     data = data_of(pairs, columns, dev_fraction, questions)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)

@@ -37,7 +37,6 @@ from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, LossFn
 
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
-TEMPERATURE = 0.05
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 """Where `batch_size` is not set; an epoch has at least so many batches."""
 MINED_TIMES = 4
@@ -59,7 +58,7 @@ def fine_tune(
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     learning_rate: PositiveFloat | None = None,
-    temperature: PositiveFloat = TEMPERATURE,
+    temperature: PositiveFloat = 0.05,
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
@@ -74,7 +73,7 @@ def fine_tune(
         pairs: a table (csv, tsv, jsonl, parquet, ...), rows as dictionaries or as (query, document), a `datasets.Dataset`, or a
             BEIR folder; or a folder of documents alone, whose queries `documents.pairs_of` makes.
         run_dir: gets the trained model, its logs and `verdict.json`.
-        loss: by name, with `temperature`; or one of `de_jax.losses` with its settings bound.
+        loss: by name, with `temperature`; in Python also one of `de_jax.losses` with its settings bound.
         negatives: "mined" searches the documents for hard negatives before the first update and three more times; None has
             those of the batch and of the table alone.
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
@@ -87,8 +86,8 @@ def fine_tune(
         max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
         columns: the table's column of "query", "doc", ..., where its name is not known.
         dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
-        questions: a table of real questions with their documents, at least `FEWEST_QUESTIONS`, which judges instead; for
-            documents alone, as queries made from them cannot judge.
+        questions: a table of real questions with their documents, at least ten, which judges instead; for documents alone,
+            as queries made from them cannot judge.
         seed: of the order of the pairs, of dropout and of mining.
 
     Returns:
@@ -115,7 +114,7 @@ def fine_tune(
     return load(local)
 
 
-def loss_of(loss: str = "in_batch_softmax", temperature: float = TEMPERATURE) -> LossFn:
+def loss_of(loss: str = "in_batch_softmax", temperature: float = 0.05) -> LossFn:
     """A loss by its name."""
     return functools.partial(BY_NAME[loss], temperature=temperature)
 
@@ -172,7 +171,7 @@ def options_of(source: str, *, max_query_length: int | None, max_doc_length: int
 def fitted(
     data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
 ) -> tuple[PairsOptions, int]:
-    """The options, fitted to the pairs where they are not set, and the number of pairs."""
+    """The options, fitted to the pairs if they are not set, and the number of pairs."""
     texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
     assert texts is not None  # only streams have none
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))

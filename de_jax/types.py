@@ -89,7 +89,7 @@ class Sample(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """A batch after both towers; float32. `scale` is the learned 1 / temperature, or None where the loss fixes it."""
+    """A batch after both towers; float32. `scale` is the learned 1 / temperature, or None if the loss fixes it."""
 
     query: Array  # [B, D]
     doc: Array  # [B, D]

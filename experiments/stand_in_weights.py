@@ -39,7 +39,8 @@ def read_row(row: str, settings: Sequence[str] = ()) -> Recipe:
     text = (RECIPES_DIR / PAPERS / f"{row}.gin").read_text(encoding="utf-8")
     for run in re.findall(r'^MODEL = "runs/(.*)"', text, re.MULTILINE):
         if not Path("runs", run).exists():
-            stand_ins.describe(Path("runs", run), read_row(run).model)
+            recipe = read_row(run)
+            stand_ins.describe(Path("runs", run), recipe.model, recipe.options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*holds an encoder alone")
         return read_recipe([f"{PAPERS}{row}.gin"], settings)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from de_jax import gin_settings
 from de_jax.gin_settings import RECIPES_DIR, Setting
-from de_jax.settings import Check, Maybe, Record, list_of, map_of, relative, some_text
+from de_jax.settings import Check, Count, Maybe, Record, list_of, map_of, relative, some_text
 from de_jax.types import InputError
 from reproduction import tables
 from reproduction.yaml_files import read_yaml
@@ -31,6 +31,8 @@ class Source(NamedTuple):
     make: tuple[str, ...]  # command lines
     needs: tuple[str, ...] = ()  # data sets that these read
     sizes: str = ""  # of a model, as a config.json; "" for a published run
+    docs: int = 0  # of a corpus
+    queries: int = 0  # to train on
 
     @property
     def missing_files(self) -> list[str]:
@@ -166,7 +168,10 @@ class Sources:
     def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:
         make = [self.filled(line.replace("{put}", str(put))) for line in found["make"]]
         sizes = json.dumps(found["sizes"]) if "sizes" in found else ""
-        return Source(name, found["what"], put, tuple(found["files"]), found["from"], tuple(make), tuple(found["needs"]), sizes)
+        counts = {name: found.get(name, 0) for name in ("docs", "queries")}
+        return Source(
+            name, found["what"], put, tuple(found["files"]), found["from"], tuple(make), tuple(found["needs"]), sizes, **counts
+        )
 
     def _model(self, name: str, found: Mapping[str, Any]) -> Source:
         origin = found["from"] or f"https://huggingface.co/{name}"
@@ -192,6 +197,7 @@ _DATA: dict[str, Check | Maybe] = {
     "put": relative,
     "files": _FILES,
     **dict.fromkeys(("make", "needs"), _LINES),
+    **dict.fromkeys(("docs", "queries"), Maybe(Count, 0)),
 }
 _MODEL: dict[str, Check | Maybe] = {
     "from": Maybe(some_text, ""),

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from de_jax.planner import SIZES, outline
+from de_jax.planner import SIZES, outline, run_flops
 from de_jax.recipe import Recipe
 from de_jax.settings import Record
 from reproduction import stand_ins
@@ -15,7 +15,7 @@ from reproduction.commands import RunCommand
 from reproduction.needs import Needs
 from reproduction.records import Records
 
-KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
+KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate", "run_flops", "device_hours", "mfu")
 """Fields of a `de-jax plan` report that a plan keeps."""
 
 
@@ -29,9 +29,9 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         run_command: runs a verb of de-jax.
 
     Returns:
-        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline`, and with a
-        topology the `KEPT` fields of `plan`; cells, each with its runs; missing. Where models or first runs are missing, their
-        published sizes count.
+        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline`, run_flops by part
+        and total_flops, and with a topology the `KEPT` fields of `plan`; cells, each with its runs; missing. Where models or first
+        runs are missing, their published sizes count.
 
     Raises:
         InputError: settings that a recipe refuses, or `plan` failed, as with an unknown topology.
@@ -50,7 +50,7 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
                 key = _decides(recipe)
                 if key not in by_settings:
                     by_settings[key] = outline(recipe)
-                outlines[step] = dict(by_settings[key])
+                outlines[step] = by_settings[key] | _costs(work, job, recipe)
                 if topology:
                     outlines[step]["plan"] = _compiled(plans, job, needs, topology, settings, run_command)
             runs.append({**_described(work, job, settings), **outlines[step]})
@@ -65,6 +65,29 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         ],
         "missing": [missing.source.name for missing in work.missing()],
     }
+
+
+def _costs(work: Reproduction, job: Job, recipe: Recipe) -> dict[str, Any]:
+    """The FLOPs of a run, by part and in all; each corpus that it is scored on is encoded once."""
+    trained, scored = (
+        [work.sources.data[name] for name in dict.fromkeys(names)]
+        for names in (work.sources.trainings[job.run.training].data, (one for each in job.evaluations for one in each.data))
+    )
+    found = run_flops(
+        recipe,
+        num_docs=sum(one.docs for one in trained),
+        num_queries=sum(one.queries for one in trained),
+        num_scored=sum(one.docs for one in scored),
+    )
+    return {"run_flops": found, "total_flops": sum(found.values())}
+
+
+def device_hours(run: dict[str, Any]) -> float | None:
+    """Of a planned run, at the `mfu` of its plan for some devices; None without one, or where their speed is unknown."""
+    plan = run.get("plan") or {}
+    if not plan.get("device_hours"):
+        return None
+    return float(plan["device_hours"] * run["total_flops"] / sum(plan["run_flops"].values()))
 
 
 def _decides(recipe: Recipe) -> str:
@@ -89,12 +112,12 @@ def missing_lines(missing: list[Missing]) -> list[str]:
 
 def run_lines(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table of the runs."""
-    head = ["run", "steps", "batch", "parameters", "state GiB", "FLOPs, all steps", "GiB a device"]
+    head = ["run", "steps", "batch", "parameters", "state GiB", "FLOPs in all", "GiB a device", "device-hours"]
     rows = []
     for run in runs:
         memory = (run.get("plan") or {}).get("memory_gib") or {}
         cells = [_number(run.get(name), form) for name, form in _FORMS.items()]
-        rows.append([run["run"], *cells, _number(memory.get("total"), ",.1f")])
+        rows.append([run["run"], *cells, _number(memory.get("total"), ",.1f"), _number(device_hours(run), ",.1f")])
     return head, rows
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from de_jax.configurables import read_recipe
+from de_jax.data.sources.options import PairsOptions
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.interop.pretrained import FILE, save
@@ -42,7 +43,8 @@ class StandIns:
         needs = self._sources.needs_of(run)
         for first in needs.first:
             if not (run_dir := self._sources.run_dir(first)).exists():
-                describe(run_dir, read(self.needs_of(first, settings), settings).model)
+                recipe = read(self.needs_of(first, settings), settings)
+                describe(run_dir, recipe.model, recipe.options)
         return needs
 
 
@@ -65,14 +67,15 @@ def write_models(models: Iterable[Source]) -> None:
             describe(model.put, DPR)
 
 
-def describe(run_dir: Path, model: DualEncoder) -> None:
-    """Describes a run of a model, with a vocabulary of two words."""
+def describe(run_dir: Path, model: DualEncoder, options: PairsOptions | None = None) -> None:
+    """Describes a run of a model, with the lengths of its options and a vocabulary of two words."""
     vocabulary = run_dir / "vocabulary"
     vocabulary.mkdir(parents=True)
     (vocabulary / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     (vocabulary / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", "unk_token": "[UNK]"}))
-    side = Side(load_tokenizer(vocabulary), 512)
-    describe_run(run_dir, model=model, query=side, doc=side)
+    lengths = (options.max_query_length, options.max_doc_length) if options else (512, 512)
+    query, doc = (Side(load_tokenizer(vocabulary), length) for length in lengths)
+    describe_run(run_dir, model=model, query=query, doc=doc)
     (run_dir / "checkpoints" / "0").mkdir(parents=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from de_jax.settings import Maybe, Range, Record, fit, list_of, map_of, of_class, some_text
+from de_jax.settings import Maybe, Range, Record, check_of, list_of, map_of, of_class, some_text
 from de_jax.types import InputError
 from reproduction.yaml_files import read_yaml
 
@@ -143,7 +143,7 @@ def _tuples(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published(value: Any) -> Published:
-    return value if value is None or isinstance(value, str) else float(fit(value, float))
+    return value if value is None or isinstance(value, str) else float(check_of(float)(value))
 
 
 def _recipe(value: Any) -> Any:

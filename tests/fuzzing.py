@@ -27,15 +27,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fuzz import models, outputs, sentence_models, settings, t5x_checkpoints, task_files, text_files, vocabularies
+from fuzz import foreign_files, models, outputs, sentence_models, settings, t5x_checkpoints, task_files, text_files, vocabularies
 from fuzz.damage import HARMLESS, MUTATORS, kind_of, put_elsewhere, restore
 from fuzz.reader import Reader
 
 from de_jax.files import folders
 from de_jax.types import InputError
 
-FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files)
-SECONDS, MAX_KB = 10, 1 << 20
+FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files, foreign_files)
+SECONDS, WAIT_SECONDS, MAX_KB = 10, 120, 1 << 20
+"""Of computing and of waiting, so that a busy machine makes no failures."""
 
 
 def all_readers(folder: Path) -> list[Reader]:
@@ -140,21 +141,24 @@ def _judged(reader: Reader, name: str, whole: Any, *, is_harmless: bool) -> tupl
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """TimeoutError after 10 seconds; MemoryError where the process has grown by more than 1 GB."""
+    """TimeoutError after 10 seconds of computing; MemoryError where the process has grown by more than 1 GB."""
 
     def late(number: int, frame: Any) -> None:
-        raise TimeoutError(f"more than {SECONDS} seconds")
+        raise TimeoutError(f"more than {SECONDS} seconds of computing, or {WAIT_SECONDS} of waiting")
 
-    previous = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)  # compiled code may not let the signal through
+    previous = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
+    signal.alarm(WAIT_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    faulthandler.dump_traceback_later(3 * WAIT_SECONDS, exit=True)  # compiled code may not let the signal through
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         yield
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > MAX_KB:
         raise MemoryError("more than 1 GB")
 

@@ -1,5 +1,6 @@
 """`de-jax` as a user meets it: the help of every verb, wrong verbs and flags, old names, and what a refusal costs."""
 
+import importlib
 import json
 import os
 import re
@@ -10,11 +11,11 @@ import typing
 import pytest
 
 import de_jax
-from de_jax import arguments, cli, command, gin_settings
+from de_jax import arguments, cli, command, gin_settings, settings
 from de_jax.data.text import msmarco
-from de_jax.interop import export, foreign_tokenizers, huggingface
+from de_jax.interop import export, huggingface
 from de_jax.models import processor
-from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import encode
 from de_jax.tools import doc2query
 from de_jax.types import InputError
 
@@ -139,8 +140,6 @@ def test_choices_of_flags_are_those_of_the_library():
 
     assert arguments.Dtype == processor.Dtype
     assert typing.get_args(arguments.AnyDtype) == ("auto", *typing.get_args(processor.Dtype))
-    assert (arguments.Device, arguments.GPUMode) == (faiss_index.Device, faiss_index.GPUMode)
-    assert arguments.SpecialTokens == foreign_tokenizers.SpecialTokens
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)
     assert choices("evaluate msmarco", "kind") == msmarco.KINDS
@@ -148,6 +147,19 @@ def test_choices_of_flags_are_those_of_the_library():
     for verb in ("encode corpus", "mine", "mine pairs"):
         (texts_per_shard,) = [flag.default for flag in cli.command_of(verb).flags if flag.name == "texts_per_shard"]
         assert texts_per_shard == encode.TEXTS_PER_SHARD
+
+
+@pytest.mark.parametrize("verb", ["fine_tune", "tune", "lighten", "plan", "doc2query train", "doc2query generate"])
+def test_flags_that_are_read_from_a_function_of_the_library_are_its_parameters(verb):
+    """They are read from its source, without an import."""
+    found = cli.command_of(verb)
+    place = getattr(importlib.import_module(found.module), found.name).flags_like[0]
+    module, _, name = place.rpartition(".")
+    real = settings.settings_of(getattr(importlib.import_module(module), name))
+    given = [flag for flag in found.flags if not flag.group and flag.name in real and flag.name not in ("model", "run_dir")]
+    assert len(given) >= 5
+    for flag in given:
+        assert (flag.default, flag.help != "") == (real[flag.name].value, True), flag.name
 
 
 def test_a_command_prints_an_object_a_line(monkeypatch, capsys):

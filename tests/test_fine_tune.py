@@ -4,11 +4,12 @@ import csv
 import json
 import random
 
+import jax
 import pytest
 from often import often
 
 import de_jax
-from de_jax import trials
+from de_jax import trainer, trials
 from de_jax.data.text import beir
 from de_jax.evaluation import verdict
 from de_jax.types import InputError
@@ -173,7 +174,14 @@ def tuned_by(start, rows, run_dir, monkeypatch):
 
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
+    compiled, compiled_before = [], []
+    count = lambda event, **_: event.endswith("/cache_misses") and compiled.append(event)  # noqa: E731
+    monkeypatch.setattr(trials, "train", lambda *of: (compiled_before.append(len(compiled)), trainer.train(*of)))
+    jax.monitoring.register_event_listener(count)
     found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    jax.monitoring.unregister_event_listener(count)
+    assert len(compiled_before) > 3
+    assert len(set(compiled_before[1:])) == 1  # rates and numbers of steps are arguments of what the probe has compiled
     assert found.report["best_trial"].startswith("1_")
     assert found.sentence.startswith("better: ")
     assert found.model.run.run_dir == tmp_path / "tune/model"

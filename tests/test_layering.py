@@ -62,7 +62,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.data": DATA,
     "de_jax.data.text.tokenizing": DATA.allowing("sentencepiece", "tokenizers"),
     "de_jax.data.text.vocabulary_training": DATA.allowing("sentencepiece", "tokenizers"),
-    "de_jax.data.text.table_files": DATA.allowing("pyarrow", "datasets"),
+    "de_jax.data.text.table_files": DATA.allowing("pyarrow", "datasets", "flatbuffers"),
     "de_jax.data.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "settings", "data", "files"), ("numpy", "seqio", "tensorflow")),

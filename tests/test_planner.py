@@ -13,7 +13,7 @@ from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
-from de_jax.planner import outline, plan
+from de_jax.planner import outline, plan, run_flops
 from de_jax.recipe import HardNegatives, Logging, Optimization, Recipe
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
@@ -70,13 +70,11 @@ def test_all_work_counts_evaluations_and_minings():
         logging=Logging(evaluate_every_steps=300),
     )
     query, doc = (number * (2 * 6 * 64 + 4 * 8 * number) for number in (8, 40))
-    found = outline(recipe)
-    assert found["total_flops"] == 1000 * found["useful_flops"] + 3 * (5 * query + 7 * doc)
+    assert run_flops(recipe)["training"] == 1000 * outline(recipe)["useful_flops"]
+    assert run_flops(recipe)["dev"] == 3 * (5 * query + 7 * doc)
     mining = dataclasses.replace(recipe, negatives=HardNegatives(miner=Miner(), mine_every_steps=400))
-    of_run = outline(mining, num_docs=100, num_queries=30, num_scored=200)
-    assert of_run["run_flops"]["mining"] == 3 * (100 * doc + 30 * query)
-    assert of_run["run_flops"]["scoring"] == 200 * doc
-    assert of_run["total_flops"] - found["total_flops"] == 3 * (100 * doc + 30 * query) + 200 * doc
+    of_run = run_flops(mining, num_docs=100, num_queries=30, num_scored=200)
+    assert of_run == run_flops(recipe) | {"mining": 3 * (100 * doc + 30 * query), "scoring": 200 * doc}
 
 
 def test_a_source_without_options_needs_the_sizes():

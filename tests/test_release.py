@@ -29,13 +29,20 @@ def test_addresses_are_written_once_wherever_they_belong(tree):
     assert release.addresses(tree) == (ADDRESS, SITE)
     assert f"repo_url: {ADDRESS}\nsite_url: {SITE}/\n" in (tree / "mkdocs.yml").read_text()
     assert f"repository-code: {ADDRESS}\n" in (tree / "CITATION.cff").read_text()
-    for path in (tree / "demos").glob("*.ipynb"):
-        first = "".join(json.loads(path.read_text())["cells"][0]["source"])
-        assert first.startswith("# ")
-        assert first.count("Open in Colab") == 1
     before = contents(tree)
     release.fill(tree, ADDRESS, SITE)
     assert contents(tree) == before
+
+
+@pytest.mark.parametrize(("repository", "badges"), [("https://github.com/owner/de_jax", 1), (ADDRESS, 0)])
+def test_notebooks_get_a_badge_of_colab_if_the_repository_is_on_github(tree, repository, badges):
+    for _ in range(2):
+        release.fill(tree, repository, SITE)
+        for path in (tree / "demos").glob("*.ipynb"):
+            first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+            assert first.startswith("# ")
+            assert first.count("(https://colab.research.google.com/github/owner/de_jax/blob/") == badges
+            assert first.count("Open in Colab") == badges
 
 
 def test_without_addresses_the_project_has_none(tree):

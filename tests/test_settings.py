@@ -235,6 +235,21 @@ def test_paths_are_those_that_are_annotated_so(tmp_path, monkeypatch):
     assert opened("~/a", paths=["~/a"], name="~/a", options=PairsOptions(cache_dir="~/a")) == (home, [home], "~/a", home)
 
 
+def test_the_settings_of_a_function_are_those_of_its_signature_with_the_values_that_are_bound():
+    def loss(e, temperature: float = 0.1, *rest, mask=True, **more):
+        return e, temperature, mask
+
+    part = functools.partial(loss, "e", temperature=0.5)
+    found = {name: (one.hint, one.value) for name, one in settings.settings_of(part).items()}
+    assert found == {"e": (typing.Any, "e"), "temperature": (float, 0.5), "mask": (typing.Any, True)}
+    assert settings.settings_of(loss)["e"].value is settings.ABSENT
+    assert settings.with_values(part, e="f", mask=False)() == ("f", 0.5, False)
+    assert settings.with_values(loss, mask=False)("g") == ("g", 0.1, False)
+    changed = settings.with_values(Optimization(num_steps=3), learning_rate=0.5)
+    assert [settings.settings_of(changed)[name].value for name in ("num_steps", "learning_rate")] == [3, 0.5]
+    assert [settings.settings_of(value) for value in (3, "a", {})] == [{}, {}, {}]
+
+
 def test_a_macro_is_checked_as_the_setting_that_takes_it():
     with pytest.raises(InputError, match=r"PairsOptions\.batch_size is 'many'; it must be a whole number\."):
         read_recipe(["recipes/sde.gin"], ["SIZE=many", "PairsOptions.batch_size=%SIZE"])

@@ -14,16 +14,16 @@ MOST = {
     "de_jax/files": 1300,
     "de_jax/interop": 4840,
     "de_jax/losses": 1820,
-    "de_jax/mining": 1380,
-    "de_jax/models": 3860,
+    "de_jax/mining": 1360,
+    "de_jax/models": 3850,
     "de_jax/reports": 770,
-    "de_jax/retrieval": 2900,
+    "de_jax/retrieval": 2930,
     "de_jax/training": 4940,
     "tasks": 750,
-    "tools": 2780,
+    "tools": 2660,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 6000
+AT_THE_ROOT = 5960
 
 
 def lines(paths):

@@ -11,6 +11,7 @@ import jax
 
 from de_jax.arguments import Checkpoint, Columns, open_model
 from de_jax.data import data_report
+from de_jax.data.text import beir, table_files
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import write_json
 from de_jax.reports import plots
@@ -48,7 +49,7 @@ def analyse_data(
     if run_dir:
         tokenizer = open_model(run_dir).doc.tokenizer
         length_of = lambda texts: map(len, tokenizer.encode(list(texts)))  # noqa: E731
-    if data_report.is_table(source):
+    if table_files.is_table(source) or not beir.folder_of(source).is_dir():
         table = dataclasses.replace(columns, skip_bad_rows=True).of([source])
         report, lengths = data_report.of_table(table, length_of)
     else:

@@ -25,12 +25,12 @@ from de_jax.doc2query.generate import generate_to_dir
 from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
 from de_jax.files import reading
 from de_jax.files.outputs import progress_bar
-from de_jax.flags import Line, rules
+from de_jax.flags import Line, like, rules
 from de_jax.interop import generators
 from de_jax.models import generator
 from de_jax.models.decoding import Decoding
 from de_jax.models.t5 import T5Config
-from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
@@ -53,8 +53,6 @@ class NewGenerator:
         run_dir: folder of the run; a run in it continues.
         init_from: a run of doc2query train, a folder of Hugging Face's T5 or a name on the hub.
         size: T5 1.1's size for a model with random parameters (default tiny).
-        max_query_length: tokens.
-        max_doc_length: tokens.
         dropout_rate: share of activations that are dropped.
         dtype: type of matrix products.
         remat: rematerialisation of the encoder; see docs/scaling.md.
@@ -64,8 +62,6 @@ class NewGenerator:
     init_from: LocalPath | None = None
     size: Literal["tiny", "small", "base"] | None = None
     tokenizer: LocalPath | None = None
-    max_query_length: PositiveInt = 32
-    max_doc_length: PositiveInt = 256
     dropout_rate: ShareBelowOne = 0.1
     dtype: Dtype = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
@@ -90,27 +86,34 @@ class TrainingLog:
     early_stopping_patience: PositiveInt | None = None
 
 
+@dataclass(frozen=True)
+class Draws(Decoding):
+    """The queries.
+
+    Attributes:
+        method: draw, take the likeliest token each time, or search with beams.
+    """
+
+    num_queries: PositiveInt = 10
+    max_length: PositiveInt = 32
+
+
 @rules(
     without={"dev_split": ("dev_max_pairs", "evaluate_every_steps", "early_stopping_patience")},
     beside={"init_from": ("size",)},
 )
+@like("de_jax.doc2query.doc_query_pairs.doc_query_pairs")
 def doc2query_train(
     of: NewGenerator,
     log: TrainingLog,
     *,
-    dataset_dirs: tuple[LocalPath, ...],
-    split: str = "train",
     dev_split: str | None = None,
     dev_max_pairs: PositiveInt | None = None,
     num_steps: PositiveInt = 4000,
-    batch_size: PositiveInt = 32,
-    length_multiple: PositiveInt = 64,
     optimizer: Literal["adafactor", "adamw"] = "adafactor",
     learning_rate: PositiveFloat = 1e-3,
     warmup_steps: NonNegativeInt = 0,
-    seed: Seed = 0,
-    skip_empty: bool = False,
-    cache_dir: LocalPath = "",
+    **of_pairs: Any,
 ) -> Iterator[dict[str, Any]]:
     """Trains a query generator on (document, query) pairs.
 
@@ -120,31 +123,21 @@ def doc2query_train(
     vocabulary of --tokenizer. Prints one JSON object.
 
     Args:
-        dataset_dirs: BEIR folders or tables.
-        split: split of the training pairs.
         dev_split: split of held-out pairs; the checkpoint with the lowest loss on them is kept in best/ (--step=best).
         dev_max_pairs: a sample of so many dev pairs (default 1000).
         num_steps: updates.
-        batch_size: pairs.
-        length_multiple: the batch width is a multiple of this; smaller computes less, compiles more.
         optimizer: adafactor or adamw.
         learning_rate: peak learning rate; falls to 0 linearly.
         warmup_steps: updates until the peak.
     """
     start = time.monotonic()
-    run = _first_run(of)
-    texts = {
-        "batch_size": batch_size,
-        "max_query_length": of.max_query_length,
-        "max_doc_length": of.max_doc_length,
-        "cache_dir": cache_dir,
-        "skip_empty": skip_empty,
-    }
-    data = doc_query_pairs(list(dataset_dirs), run.tokenizer, split=split, seed=seed, length_multiple=length_multiple, **texts)
+    run = _first_run(of, max_query_length=of_pairs["max_query_length"], max_doc_length=of_pairs["max_doc_length"])
+    data = doc_query_pairs(tokenizer=run.tokenizer, **of_pairs)
     dev = None
     if dev_split:
-        max_pairs = dev_max_pairs or DEV_PAIRS
-        dev = held_out_pairs(list(dataset_dirs), run.tokenizer, split=dev_split, max_pairs=max_pairs, **texts)
+        of_training = ("split", "seed", "length_multiple")
+        texts = {name: value for name, value in of_pairs.items() if name not in of_training}
+        dev = held_out_pairs(tokenizer=run.tokenizer, split=dev_split, max_pairs=dev_max_pairs or DEV_PAIRS, **texts)
     trained, stopped = train_generator(
         run,
         data,
@@ -155,7 +148,7 @@ def doc2query_train(
             learning_rate=learning_rate,
         ),
         logging=Logging(**{name: value for name, value in vars(log).items() if value is not None}),
-        seed=seed,
+        seed=of_pairs["seed"],
         is_fresh=not of.init_from,
         dev=dev,
     )
@@ -171,31 +164,22 @@ def doc2query_train(
         sys.exit(command.EXIT_STOPPED)
 
 
+@like("de_jax.doc2query.generate.generate_to_dir")
 def doc2query_generate(
     shards: Shards,
     line: Line,
+    decoding: Draws,
     *,
     model: LocalPath,
     dataset_dir: LocalPath,
     out_dir: LocalPath,
     step: str | None = None,
     tokenizer: LocalPath | None = None,
-    method: Literal["sample", "greedy", "beam"] = "sample",
-    num_queries: PositiveInt = 10,
-    min_distinct: NonNegativeInt = 0,
-    max_length: PositiveInt = 32,
     max_doc_length: PositiveInt | None = None,
-    top_k: NonNegativeInt = 10,
-    top_p: Share = 1.0,
-    temperature: PositiveFloat = 1.0,
-    num_beams: PositiveInt = 4,
-    length_penalty: float = 1.0,
     dtype: Dtype | None = None,
-    seed: Seed = 0,
-    docs_per_batch: PositiveInt = 16,
-    docs_per_part: PositiveInt = 4096,
     skip_empty: bool = False,
     cache_dir: LocalPath = "",
+    **options: Any,
 ) -> Any:
     """Generates queries for every document of a corpus.
 
@@ -208,21 +192,8 @@ def doc2query_generate(
         model: a run of doc2query train, a folder of Hugging Face's T5 or a name on the hub.
         out_dir: folder of the expansion.
         tokenizer: vocabulary, if the model has none.
-        method: draw, take the likeliest token each time, or search with beams.
-        num_queries: queries per document.
-        min_distinct: different queries per document at least: more draws replace repeated ones (default 0: as drawn).
-        max_length: tokens of a query.
-        top_k: draw from the most likely tokens only; 0 for all.
-        top_p: draw from the most likely tokens with this total probability.
-        temperature: divides the scores before a draw.
-        num_beams: texts that a search keeps.
-        length_penalty: a beam's log-likelihood is divided by its length to this power.
         dtype: type of matrix products; default the model's.
-        docs_per_batch: documents per device at a time.
-        docs_per_part: documents per part; a stopped command continues with the next part.
     """
-    drawn = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
-    decoding = Decoding(method, num_queries, max_length, num_beams=num_beams, length_penalty=length_penalty, **drawn)
     if GENERATOR_RUN.is_in(Path(model)):
         shards.check_step(step)
     part = shards.part()
@@ -243,7 +214,6 @@ def doc2query_generate(
             speed = sum(done) * decoding.num_queries / (time.monotonic() - start)
             bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
 
-        options = {"seed": seed, "min_distinct": min_distinct, "docs_per_batch": docs_per_batch, "docs_per_part": docs_per_part}
         about = {"corpus": {"name": corpus.parent.name, "sha256": reading.sha256_of(corpus)}}
         generate_to_dir(run, store, out_dir, decoding, **options, about=about, part=part, progress=progress)
     if part:
@@ -277,9 +247,8 @@ def doc2query_import(
     return {"out_dir": out_dir, "num_docs": num_docs}
 
 
-def _first_run(of: NewGenerator) -> GeneratorRun:
+def _first_run(of: NewGenerator, **lengths: int) -> GeneratorRun:
     tokenizer = load_tokenizer(of.tokenizer) if of.tokenizer else None
-    lengths = {"max_query_length": of.max_query_length, "max_doc_length": of.max_doc_length}
     if of.init_from:
         run = generators.read(of.init_from, tokenizer=tokenizer)
         model = run.model

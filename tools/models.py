@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import jax
 
-from de_jax.arguments import Checkpoint, Dtype, SpecialTokens, changed_side
+from de_jax.arguments import Checkpoint, Dtype, changed_side
 from de_jax.evaluation import latency
 from de_jax.flags import rules
 from de_jax.interop import any_model, hub
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import paired, side_of
 from de_jax.reports import model_card, tables

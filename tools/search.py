@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.arguments import Checkpoint, Index, Model, Port
+from de_jax.arguments import Checkpoint, Model, Port
 from de_jax.command import LOOPBACK, check_port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
@@ -23,6 +23,7 @@ from de_jax.files.outputs import progress_bar
 from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.searcher import Searcher, embedded_corpus, open_searcher, printable, texts_of
 from de_jax.settings import LocalPath, PositiveInt, needs
 from de_jax.types import Backend, InputError
@@ -33,7 +34,7 @@ ROWS_AT_ONCE = 16384
 
 def search(
     model: Model,
-    index: Index,
+    index: IndexSettings,
     *,
     dataset_dir: LocalPath,
     query: str | None = None,
@@ -56,7 +57,7 @@ def search(
     """
     if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
-    build_index = faiss_index.index_builder(index.index, index.options())
+    build_index = faiss_index.index_builder(index)
     corpus, texts = texts_of(dataset_dir, skip_empty)
     options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
     searcher = open_searcher(model.open(), corpus, texts, **options)

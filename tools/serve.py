@@ -7,12 +7,13 @@ import sys
 from typing import Any
 
 from de_jax import server
-from de_jax.arguments import Index, Model, Port
+from de_jax.arguments import Model, Port
 from de_jax.command import LOOPBACK, check_port
 from de_jax.data.text import beir
 from de_jax.flags import rules
 from de_jax.model import Model as Encoder
 from de_jax.retrieval import faiss_index
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.searcher import open_searcher, texts_of
 from de_jax.settings import LocalPath, PositiveInt
 
@@ -22,7 +23,7 @@ WARM_TEXTS = (1, 16, 64)
 @rules(without={"dataset_dir": ("embeddings_dir", "skip_empty", "index")})
 def serve(
     model: Model,
-    index: Index,
+    index: IndexSettings,
     *,
     dataset_dir: LocalPath | None = None,
     embeddings_dir: LocalPath | None = None,
@@ -63,7 +64,7 @@ def serve(
     if dataset_dir:
         corpus, texts = texts_of(dataset_dir, skip_empty)
         options: dict[str, Any] = {"embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
-        build_index = faiss_index.index_builder(index.index, index.options())
+        build_index = faiss_index.index_builder(index)
         searcher = open_searcher(encoder.run, corpus, texts, build_index=build_index, **options)
     limits = server.Limits(body_bytes=max_body_bytes, waiting_texts=max_waiting_texts)
     served = server.Server(encoder, searcher, limits)

@@ -14,9 +14,9 @@ from de_jax import command, planner, trainer
 from de_jax import mine as mine_
 from de_jax.arguments import AnyDtype, RequiredSettings, Settings, Shards, precision
 from de_jax.data.negatives.generations import Generation
-from de_jax.flags import Line
+from de_jax.flags import Line, like
 from de_jax.recipe import Recipe
-from de_jax.settings import Effort, LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Utilization
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt
 from de_jax.training.mesh import distributed as distributed_
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.mesh.plan import open_topology
@@ -76,19 +76,8 @@ def train(
         sys.exit(command.EXIT_STOPPED)
 
 
-def plan(
-    settings: RequiredSettings,
-    *,
-    topology: str,
-    batch_size: PositiveInt | None = None,
-    query_length: PositiveInt | None = None,
-    doc_length: PositiveInt | None = None,
-    query_rows: PositiveInt | None = None,
-    doc_rows: PositiveInt | None = None,
-    effort: Effort = -1.0,
-    mfu: Utilization = 0.4,
-    num_docs: NonNegativeInt = 0,
-) -> dict[str, Any]:
+@like("de_jax.planner.plan")
+def plan(settings: RequiredSettings, *, topology: str, **given: Any) -> dict[str, Any]:
     """Compiles a recipe's training step for remote devices, and reports memory, FLOPs and collectives; runs and times nothing.
 
     de-jax plan --topology=h100:8 --gin_file=recipes/samtone_both.gin
@@ -102,20 +91,10 @@ def plan(
 
     Args:
         topology: devices, such as v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, h100:8, a100:4x8 or cpu:8.
-        batch_size: pairs; default the recipe's.
-        query_length: tokens of every query; default the recipe's longest.
-        doc_length: tokens of every document; default the recipe's longest.
-        query_rows: rows of packed queries; default one a query.
-        doc_rows: rows of packed documents; default one a document.
-        effort: effort of the compiler, from -1 (fast compilation) to 1.
-        mfu: share of the chips' peak that a run is taken to reach, for device_hours.
-        num_docs: documents of the corpus, which each mining of the run encodes, and a scoring.
     """
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so a device that is there stays free
     devices = open_topology(topology)  # before JAX looks for devices, which reading a recipe has it do
-    lengths = {"query_length": query_length, "doc_length": doc_length}
-    others = {"query_rows": query_rows, "doc_rows": doc_rows, "batch_size": batch_size, "effort": effort, "num_docs": num_docs}
-    return planner.plan(settings.build(), devices, mfu=mfu, **lengths, **others)
+    return planner.plan(settings.build(), devices, **given)
 
 
 def mine(

@@ -4,7 +4,7 @@ A command uploads the outputs that it completed itself (`outputs.COMPLETED`), th
 negatives have an owner, see `owners`: it alone uploads there, and checkpoints and generations are fetched if its newest entry names
 them. In a folder without an owner, a checkpoint or a part of several jobs is fetched if it has its mark.
 
-Checkpoints and parts appear here whole. Of `checkpoints/` the newest is fetched, others and parts where they are asked for.
+Checkpoints and parts appear here whole. Of `checkpoints/` the newest is fetched, others and parts if they are asked for.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Object(NamedTuple):
 
 
 class Objects:
-    """The objects below one address, by their names below it; "" is the address itself, where that is a file.
+    """The objects below one address, by their names below it; "" is the address itself, if that is a file.
 
     Raises:
         InputError: the client is not installed, the bucket does not exist, or the account may not do this; names the fix.
@@ -68,7 +68,7 @@ class Objects:
         self._attempt(lambda: self._files.get_file(self._at(name), str(path)), is_object=True)
 
     def read(self, name: str) -> bytes | None:
-        """An object's bytes; None where it is missing."""
+        """An object's bytes; None if it is missing."""
         try:
             return self._attempt(lambda: self._files.cat_file(self._at(name)), is_object=True)  # type: ignore[no-any-return]
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Objects:
 
         Args:
             name: of the object.
-            content: its bytes, or the file that holds them; FileNotFoundError where that is gone.
+            content: its bytes, or the file that holds them; FileNotFoundError if that is gone.
             is_new: FileExistsError where the object exists, which the server decides (S3's If-None-Match: *, ifGenerationMatch=0
                 on GCS). It may be this request, repeated after its answer was lost.
         """

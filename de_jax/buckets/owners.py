@@ -190,7 +190,7 @@ class Owner:
                 entry = self._entry._replace(number=number, folders=whole, has_ended=has_ended)
                 found = entries.create(self._objects, entry)
                 self._check_own(found)
-                self._entry = found or entry  # the former where it is an earlier one whose answer was lost
+                self._entry = found or entry  # the former if it is an earlier one whose answer was lost
                 if found == entry:
                     break
             self._objects.remove(f".owners/{number:012d}" for number in range(before.number, entry.number) if number != entry.claim)

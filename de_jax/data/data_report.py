@@ -11,7 +11,7 @@ import numpy as np
 
 from de_jax.data.sources.table_store import digest
 from de_jax.data.sources.training_set import negative_counts, quantiles
-from de_jax.data.text import beir, input_policy, table_files
+from de_jax.data.text import beir, input_policy
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.files import outputs
@@ -117,8 +117,3 @@ def _script(text: str) -> str:
     letters = (one for one in text[: 4 * _LETTERS] if one.isalpha())
     names = collections.Counter(unicodedata.name(one, "none").split()[0] for _, one in zip(range(_LETTERS), letters, strict=False))
     return names.most_common(1)[0][0].lower() if names else "none"
-
-
-def is_table(source: str) -> bool:
-    """Whether a data set is read as a table: a file, a pattern, a folder of `datasets` or a name of the hub."""
-    return table_files.is_table(source) or not beir.folder_of(source).is_dir()

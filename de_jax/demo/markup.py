@@ -63,7 +63,7 @@ def escaped(text: str) -> str:
 
 
 def link(url: str) -> str:
-    """The address to link to: the url where it is one of http or https, else "".
+    """The address to link to: the url if it is one of http or https, else "".
 
     Example:
         >>> link("https://example.org/a"), link("javascript:alert(1)")
@@ -74,7 +74,7 @@ def link(url: str) -> str:
 
 
 def results(columns: Sequence[Column], note: str = NOTE) -> str:
-    """The columns side by side, one below the other where there is no room; `note` is HTML below them."""
+    """The columns side by side, one below the other if there is no room; `note` is HTML below them."""
     shown = "".join(_column(column) for column in columns)
     return _inside(f'<div class="dj-columns">{shown}</div><p class="dj-note">{note}</p>')
 

@@ -15,6 +15,7 @@ from de_jax.data.sources.training_set import open_stores, qrel_pairs, store_dir
 from de_jax.data.stores.corpus import TokenStore, one_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.settings import PositiveInt, Seed
 from de_jax.types import PADDING_ID, Batch, Batches, InputError
 
 
@@ -39,25 +40,25 @@ def doc_query_pairs(
     dataset_dirs: Sequence[str | Path],
     tokenizer: Tokenizer,
     *,
-    batch_size: int = 32,
-    max_query_length: int = 32,
-    max_doc_length: int = 256,
+    batch_size: PositiveInt = 32,
+    max_query_length: PositiveInt = 32,
+    max_doc_length: PositiveInt = 256,
     split: str = "train",
-    seed: int = 0,
-    length_multiple: int = 64,
+    seed: Seed = 0,
+    length_multiple: PositiveInt = 64,
     cache_dir: str | Path = "",
     skip_empty: bool = False,
 ) -> DocQueryPairs:
     """The pairs of all folders, shuffled together.
 
     Args:
-        dataset_dirs: BEIR folders, each with judgements of the split.
+        dataset_dirs: BEIR folders or tables, each with judgements of the split.
         tokenizer: of documents and queries; it must end texts, since a generator learns from that where to stop.
         batch_size: pairs of a batch; a query or document may stand in it twice.
         max_query_length, max_doc_length: tokens, the end included.
         split: whose judgements are the pairs.
         seed: of the shuffling.
-        length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this.
+        length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this; smaller ones compile more.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.
         skip_empty: leave empty texts and their pairs out instead of refusing them.
 

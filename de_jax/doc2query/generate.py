@@ -23,6 +23,7 @@ from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
 from de_jax.retrieval.micro_batches import Store
 from de_jax.retrieval.parts import Part
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.types import Array, InputError
@@ -41,10 +42,10 @@ def generate_to_dir(
     out_dir: str | Path,
     decoding: Decoding,
     *,
-    seed: int = 0,
-    min_distinct: int = 0,
-    docs_per_batch: int = 16,
-    docs_per_part: int = 4096,
+    seed: Seed = 0,
+    min_distinct: NonNegativeInt = 0,
+    docs_per_batch: PositiveInt = 16,
+    docs_per_part: PositiveInt = 4096,
     about: dict[str, Any] | None = None,
     part: Part | None = None,
     progress: Callable[[int], object] | None = None,
@@ -57,9 +58,9 @@ def generate_to_dir(
         out_dir: an expansion that is absent, or begun or completed by the same call; see `expansion.generated_queries`.
         decoding: how.
         seed: of all draws.
-        min_distinct: see `QueryWriter`.
+        min_distinct: different queries of a document at least: more draws replace repeated ones; 0 keeps all as drawn.
         docs_per_batch: documents at a time, of each device.
-        docs_per_part: documents of a part.
+        docs_per_part: documents of a part; a call after a stop continues with the next part.
         about: more for the plan, such as the corpus's fingerprint.
         part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         progress: called with the number of documents just done.

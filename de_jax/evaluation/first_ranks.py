@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from de_jax.data.text.beir import Qrels
 
 Ranks = dict[str, int]
-"""By query id, from 1; 0 where nothing relevant was found."""
+"""By query id, from 1; 0 if nothing relevant was found."""
 NAMES = ("p@1", "mrr")
 
 

@@ -54,7 +54,7 @@ def measure(
 
     Args:
         runs: by name; the first is the baseline.
-        queries: taken in order, again from the start where there are too few.
+        queries: taken in order, again from the start if there are too few.
         batch_sizes, num_calls: queries of a call, and calls of each run and batch size.
         progress: called with the number of calls done.
 

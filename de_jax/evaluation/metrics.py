@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]
 
 
 def deepest(measures: Sequence[str]) -> int:
-    """The deepest rank that one of the measures looks at; 0 where none has a cut-off."""
+    """The deepest rank that one of the measures looks at; 0 if none has a cut-off."""
     return max((_parse(measure)[1].params.get("cutoff", 0) for measure in measures), default=0)
 
 
@@ -224,35 +223,29 @@ def _best_first(docs: dict[str, float]) -> dict[str, float]:
     return dict(sorted(zip(docs, scores, strict=True), key=lambda item: (item[1], item[0]), reverse=True))
 
 
-@contextlib.contextmanager
-def _unknown_told(measure: str) -> Iterator[None]:
-    try:
-        yield
-    except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError):
-        raise InputError(
-            f"measure {measure!r} is unknown to ir-measures, or has a wrong value; nDCG@10, RR@10 and R(rel=2)@100 are examples."
-        ) from None
-
-
 def _parse(measure: str) -> tuple[str, Any]:
     """Our name of a measure, and ir-measures' object."""
     import ir_measures
 
     measure = measure.strip()
-    with _unknown_told(measure):  # ir_measures.parse_measure fails on Python 3.14, which has no ast.Num
+    try:  # ir_measures.parse_measure fails on Python 3.14, which has no ast.Num
         call, has_cutoff, cutoff = measure.partition("@")
-        node = ast.parse(call if "(" in call else f"{call}()", mode="eval").body
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-            raise ValueError("a measure is a name with named parameters")
+        node: Any = ast.parse(call if "(" in call else f"{call}()", mode="eval").body
         kind = ir_measures.measures.registry[node.func.id]
-        params: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        parsed = kind(**params, **({kind.AT_PARAM: ast.literal_eval(cutoff.strip())} if has_cutoff else {}))
-    if missing := [name for name, one in parsed.SUPPORTED_PARAMS.items() if one.required and name not in parsed.params]:
+        params = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        at = {kind.AT_PARAM: ast.literal_eval(cutoff.strip())} if has_cutoff else {}
+        parsed = kind(*node.args, **params, **at)
+        missing = [name for name, one in parsed.SUPPORTED_PARAMS.items() if one.required and name not in parsed.params]
+        if not missing:
+            parsed.validate_params()
+    except (AttributeError, NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError):
+        raise InputError(
+            f"measure {measure!r} is unknown to ir-measures, or has a wrong value; nDCG@10, RR@10 and R(rel=2)@100 are examples."
+        ) from None
+    if missing:
         raise InputError(
             f"measure {measure!r} lacks a value of {' and '.join(missing)}; parameters are written as in SDCG(max_rel=3)@10."
         )
-    with _unknown_told(measure):
-        parsed.validate_params()
     if not ir_measures.DefaultPipeline.supports(parsed):
         raise InputError(f"measure {measure!r} cannot be computed here; nDCG@10, RR@10 and R@100 are examples that can.")
     for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another

@@ -149,7 +149,7 @@ def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " 
 
 
 def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:
-    """p of Student's paired t-test, two-sided; 1 where nothing differs."""
+    """p of Student's paired t-test, two-sided; 1 if nothing differs."""
     from scipy import stats
 
     if np.all(np.abs(differences) <= TIE):
@@ -162,7 +162,7 @@ def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:
 def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> float:
     """p of the paired permutation test (Fisher's), two-sided: each query's systems are swapped or not.
 
-    All ways to swap where there are no more than `num_resamples`, else a sample of them.
+    All ways to swap if there are no more than `num_resamples`, else a sample of them.
     """
     from scipy import stats
 

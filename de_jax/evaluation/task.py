@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -25,6 +26,7 @@ from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.expanded_search import Expansion
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
@@ -62,8 +64,7 @@ class Policy(NamedTuple):
     embedding_dim: int | None = None  # the first dimensions of the model's, as a Matryoshka model allows
     passage_length: int | None = None  # tokens; documents are ranked by their best passage
     passage_stride: int | None = None
-    index_choice: str = "exact"  # see `faiss_index.index_builder`
-    search: faiss_index.SearchOptions = faiss_index.ON_CPU
+    search: IndexSettings = IndexSettings()
     expansion: Expansion | None = None  # of the documents, for the run and for BM25
 
 
@@ -145,7 +146,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
 
 def ranked(texts: Encoded, policy: Policy) -> Results:
     """The ranking of a task's documents by their embeddings."""
-    build = faiss_index.index_builder(policy.index_choice, policy.search)
+    build = faiss_index.index_builder(policy.search)
     index, doc_ids = of_docs(build(texts.docs, texts.row_ids, texts.folder), texts.row_ids)
     return _cut(index.search(texts.queries, min(policy.depth + 1, len(doc_ids))), texts.query_ids, doc_ids, policy)
 
@@ -241,11 +242,11 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if run:
         settings |= settings_of_run(run) | {"dtype": run.model.dtype}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
-        settings |= {"index": policy.index_choice, "backend": None if run.backend == "jax" else run.backend}
+        settings |= {"index": policy.search.index, "backend": None if run.backend == "jax" else run.backend}
     if policy.expansion:
         settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}
-    if run and policy.index_choice != "exact":
-        settings |= policy.search._asdict()
+    if run and policy.search.index != "exact":
+        settings |= dataclasses.asdict(policy.search.alone())
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -116,7 +116,7 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
 
     Args:
         after: of the trained model, by query.
-        before: of the model that it started from; None where that one was random.
+        before: of the model that it started from; None if that one was random.
         **beside: of `bm25` and `fusion`, on the same queries.
 
     Returns:

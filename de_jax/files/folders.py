@@ -282,7 +282,7 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
     Args:
         folder: any; one without checksums has no damage that could be seen.
         below: sub-folders that are looked at, such as "params/"; by default all files.
-        largest: bytes; of larger files only the size is compared, where it is known.
+        largest: bytes; of larger files only the size is compared, if it is known.
     """
     try:
         kept_in, of_files = kept(folder)
@@ -323,7 +323,7 @@ def _is_fact(value: Any) -> bool:
 
 
 def _foreign(folder: Path, kind: str | None) -> str | None:
-    """The first file of a folder that is not part of a former output of this kind; None where there is no such file."""
+    """The first file of a folder that is not part of a former output of this kind; None if there is no such file."""
     if not (there := sorted(path.name for path in folder.iterdir() if not (outputs.is_leftover(path) or outputs.is_lock(path)))):
         return None
     with contextlib.suppress(InputError):  # a damaged description describes nothing

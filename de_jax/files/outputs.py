@@ -98,7 +98,7 @@ def is_in_home(text: Any) -> bool:
 
 
 def require_local(path: str | Path) -> Path:
-    """The path, where it is one of this machine; see `in_home`.
+    """The path, if it is one of this machine; see `in_home`.
 
     Raises:
         InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `addresses`.

@@ -233,7 +233,7 @@ def read_array(
     Args:
         path: as `files.save_array` or `np.save` write it.
         dtype: that it must have, byte order included; "S" for byte strings of any width.
-        shape: that it must have; None where any size will do.
+        shape: that it must have; None if any size will do.
         in_memory: read the file instead of mapping it.
         rebuild: how a damaged file is mended, for the error.
 

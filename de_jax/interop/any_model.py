@@ -51,7 +51,7 @@ def read(
     """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
 
     Args:
-        source: a folder as above; a name that is no folder is fetched, where there is a network.
+        source: a folder as above; a name that is no folder is fetched, if there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only if nothing else gives the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
@@ -79,8 +79,7 @@ def read(
 
         if pooling is None and is_there(folder / "config_sentence_transformers.json"):
             raise InputError(
-                f"{folder} holds config_sentence_transformers.json but not modules.json, which describes the embedding; copy it "
-                "again."
+                f"{folder} holds config_sentence_transformers.json but not modules.json, the steps of the embedding; copy it again."
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if mark == "adapter_config.json":
@@ -135,8 +134,7 @@ def open_model(
         dtype: of matrix products; None for the model's own.
         pooling, special_tokens: as of `read`; not for a run.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none; not for a run.
-        query_prompt, doc_prompt: before every text; None for the model's, "" for none.
-        doc_fields: fields of documents that are separated, see `PairsOptions`; None for the model's, () for none.
+        query_prompt, doc_prompt, doc_fields: as of `PairsOptions`; None for the model's, "" and () for none.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.

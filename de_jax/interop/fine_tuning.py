@@ -68,13 +68,13 @@ def pretrained_tower(
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
         pooling: "mean", "cls" for the first token's vector, or "lasttoken"; None as the model has it, and for an encoder of Hugging
-            Face the last token where it is causal, else the mean.
+            Face the last token if it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `init_layers` names them too; none, (), leaves the average of the
             tokens' vectors, however the model pools. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
             has none; `Initialization.init_new` names it then.
-        dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, where they should differ from the
+        dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, if they should differ from the
             model's.
 
     Raises:
@@ -92,16 +92,9 @@ def pretrained_tower(
         base = base.of_layers(layers)
     if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
-    encoder = _changed(
-        base,
-        num_layers=num_layers,
-        dtype=dtype,
-        dropout_rate=dropout_rate,
-        dropout_broadcast=dropout_broadcast,
-        remat=remat,
-        scan_layers=scan_layers,
-        attention=attention,
-    )
+    dropout = {"dropout_rate": dropout_rate, "dropout_broadcast": dropout_broadcast}
+    of_layers = {"num_layers": num_layers, "remat": remat, "scan_layers": scan_layers, "attention": attention}
+    encoder = _changed(base, dtype=dtype, **dropout, **of_layers)
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
     pooled = None if pooling is None else huggingface.checked_pooling(pooling)
     if layers is not None and not layers:  # the first token's own vector, or the last one's, is alike in all texts

@@ -31,9 +31,9 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 class PretrainedSide(NamedTuple):
     """How the texts of one tower were read, as far as a checkpoint of another library records it."""
 
-    tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
+    tokenizer: Tokenizer | None  # None if the format carries none, as T5X does
     max_length: int  # tokens
-    pad_id: int = 0  # of the weights' vocabulary where there is no tokenizer, see `Origin.swapped_row`
+    pad_id: int = 0  # of the weights' vocabulary if there is no tokenizer, see `Origin.swapped_row`
     max_passages: int = 1  # see `data.text.sides.Side`; other libraries' models have one
 
 

@@ -73,7 +73,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
     save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
     write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
-    _write_tokenizer(folder, tokenizer, max_length)
+    _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2)
     for prompt in prompts.values():
         foreign_tokenizers.check_prompt(run.run_dir, tokenizer, prompt)
     write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
@@ -121,15 +121,23 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     write_json(folder / PROMPTS_FILE, settings)
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has_pairs: bool = False) -> None:
     """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids.
 
-    A sentencepiece model stands beside its translation, which transformers prefers.
+    A sentencepiece model stands beside its translation, which transformers prefers. Two fields are the texts of a pair.
     """
     tokenizer.save(folder)
     if (folder / SENTENCEPIECE_FILE).is_file():
         _translate((folder / SENTENCEPIECE_FILE).read_bytes()).save(str(folder / TOKENIZER_JSON_FILE))
     known = spelt_out(folder / TOKENIZER_JSON_FILE)
+    if has_pairs:
+        from tokenizers.processors import TemplateProcessing
+
+        around = known.encode("a").tokens
+        start, end = (" ".join(around[: len(tokenizer.prefix_ids)]), " ".join(around[len(around) - len(tokenizer.suffix_ids) :]))
+        ids = [(one, known.token_to_id(one)) for one in {*start.split(), *end.split()}]
+        known.post_processor = TemplateProcessing(f"{start} $A {end}".strip(), f"{start} $A {end} $B {end}".strip(), ids)
+        known.save(str(folder / TOKENIZER_JSON_FILE))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float
 
 from de_jax.losses import contrast, scores
 from de_jax.losses.scores import on_any_mesh
-from de_jax.settings import NonNegativeFloat, PositiveInt, bound, name_of
+from de_jax.settings import ABSENT, NonNegativeFloat, PositiveInt, bound, name_of
 from de_jax.types import Embeddings, InputError, LossFn, Metrics
 
 _TIE = 1e-6
@@ -199,8 +198,7 @@ def parts(loss: LossFn) -> Iterator[LossFn]:
     """A loss and all that it is made of, itself first."""
     yield loss
     for name in ("loss", "losses"):
-        with contextlib.suppress(KeyError):
-            inner = bound(loss, name)
+        if (inner := bound(loss, name)) is not ABSENT:
             for one in inner if isinstance(inner, Sequence) else (inner,):
                 yield from parts(one)
 

@@ -106,7 +106,7 @@ def contrasts(
 ) -> list[Contrast]:
     """`contrast` of each pair, `block_size` candidates at a time; equal to it in value and gradient.
 
-    One difference: where several negatives share the highest score exactly, the gradient of `highest` goes to one of them, and not
+    One difference: if several negatives share the highest score exactly, the gradient of `highest` goes to one of them, and not
     to all in equal parts. Only reverse-mode derivatives are defined.
 
     Args:

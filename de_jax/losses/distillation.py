@@ -119,7 +119,7 @@ def relevance_weighted(
 
     Args:
         e: `query` and `doc` [B, D]; `scores` [B, 1 + N], only the first column is used; mined negatives as in `in_batch_softmax`.
-        weight: w_i is the teacher's "score", 0 where that is negative, for scores in [0, 1] and cosines; or its "sigmoid", for
+        weight: w_i is the teacher's "score", 0 if that is negative, for scores in [0, 1] and cosines; or its "sigmoid", for
             the logits of a cross-encoder. A row without a score has weight 0, and so has one whose table holds margins.
         temperature, directions, reduce_directions, mask_duplicates, block_size: see `in_batch_softmax`.
 

@@ -55,7 +55,7 @@ def in_batch_softmax(
     query-to-doc softmax, mined queries the doc-to-query one. Ours: rows that share a query or a document are not negatives.
 
     Args:
-        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] where there are any.
+        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] if there are any.
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
         directions: "both", "query_to_doc" or "doc_to_query".
         reduce_directions: "sum" or "mean" of the directions.
@@ -70,7 +70,7 @@ def in_batch_softmax(
 
     Returns:
         The loss, and its parts: loss_query_to_doc and loss_doc_to_query, each a mean over real rows. For the query-to-doc softmax
-        (the doc-to-query one where that is the only direction): loss_of_chance, its value where all embeddings are alike, which
+        (the doc-to-query one if that is the only direction): loss_of_chance, its value where all embeddings are alike, which
         without a margin is the mean of log(1 + a row's negatives); and the scalars of `scores.score_metrics`.
 
     Raises:
@@ -119,7 +119,7 @@ def samtone(
     join the softmax across the towers only, so the same-tower terms stay within the batch.
 
     Args:
-        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] where there are any.
+        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] if there are any.
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
         same_tower: which anchors get the others of their own tower as negatives: "query", "doc" or "both".
         directions: "both", "query_to_doc" or "doc_to_query"; must include the softmaxes that `same_tower` names.

@@ -48,7 +48,7 @@ def pair(
     of `samtone_eq3` only.
 
     Args:
-        e: `query` and `doc` [B, D]; `neg_docs` [B, N, D] where there are any.
+        e: `query` and `doc` [B, D]; `neg_docs` [B, N, D] if there are any.
         form: "samtone_eq3", "pair_paper" or "pair_code".
         alpha: the document-centric weight, in [0, 1].
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.

@@ -166,7 +166,7 @@ def alike(negatives: Contrast) -> Contrast:
 
 
 def softmax_loss(logit: Float[Array, " B"], log_sum_exp: Float[Array, " B"]) -> Float[Array, " B"]:
-    """-log of the positive's share of its softmax, in nats; 0 where there is no negative.
+    """-log of the positive's share of its softmax, in nats; 0 if there is no negative.
 
     Written as a softplus, since the difference of two large log-sum-exps would lose small losses to rounding.
     """
@@ -191,7 +191,7 @@ def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contra
     Returns:
         accuracy: share of the rows whose positive scores above every negative; a tie is not above.
         positive_score, negative_score: mean unscaled score.
-        temperature: where it is learned.
+        temperature: if it is learned.
     """
     is_real = masks.is_real_row(e.query_id)
     metrics = {
@@ -203,7 +203,7 @@ def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contra
 
 
 def temperature_metric(e: Embeddings) -> Metrics:
-    """The temperature, where it is learned."""
+    """The temperature, if it is learned."""
     return {} if e.scale is None else {"temperature": 1.0 / e.scale.astype(jnp.float32)}
 
 

@@ -24,7 +24,7 @@ class Target(NamedTuple):
     Attributes:
         name: of the folder, for messages.
         pairs: (query id, document id), in order.
-        query_ids, doc_ids: the ids of a text, several where it is there several times, none where it is not.
+        query_ids, doc_ids: the ids of a text, several if it is there several times, none if it is not.
         first_query, first_doc: of each id the first one with its text.
         facts: the facts about the texts for the manifest of a generation.
     """

@@ -23,8 +23,8 @@ from de_jax.mining.choose import SEEN_DEPTH, Filters, IsDuplicate, Mining, Teach
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.faiss_index import Device, GPUMode
 from de_jax.retrieval.index import ExactIndex, Index
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
@@ -38,7 +38,7 @@ Score = Callable[[Index], dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Miner:
+class Miner(IndexSettings):
     """Settings of mining: those of ANCE (Xiong et al. 2021), except for the number of negatives kept.
 
     Attributes:
@@ -51,13 +51,6 @@ class Miner:
         teacher_scores: another model's scores: query id, document id, score, tab-separated; see `teacher_scores.read`.
         max_teacher_score: the highest teacher score that a negative may have.
         max_resemblance: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
-        index: exact (default), or a FAISS factory string.
-        nprobe: inverted lists to visit in an IVF index (default a sixteenth).
-        ef_search: candidates to keep in an HNSW index.
-        faiss_device: device on which FAISS fills and searches.
-        faiss_gpu_mode: use of several GPUs: a shard each, or copies.
-        faiss_float16: the GPU stores vectors in half precision.
-        faiss_on_disk: keep the lists of an IVF index in a file, for corpora beyond memory.
         seed: with the checkpoint's step and the pair, decides the draw among the candidates; by default the run's.
     """
 
@@ -70,13 +63,6 @@ class Miner:
     teacher_scores: LocalPath = ""
     max_teacher_score: float | None = None
     max_resemblance: Share | None = None
-    index: str = "exact"
-    nprobe: PositiveInt | None = None
-    ef_search: PositiveInt | None = None
-    faiss_device: Device = "cpu"
-    faiss_gpu_mode: GPUMode = "shard"
-    faiss_float16: bool = False
-    faiss_on_disk: bool = False
     seed: Seed | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +79,7 @@ class Miner:
 
     def check(self) -> None:
         """Raises InputError for an index or a file that mining would refuse only after everything was encoded."""
-        self.index_builder()
+        faiss_index.index_builder(self)
         if self.faiss_device != "cpu" and not self.faiss_on_disk and self.last_rank > faiss_index.GPU_DEPTH:
             raise InputError(
                 f"Miner.last_rank is {self.last_rank}, and FAISS on a GPU finds at most {faiss_index.GPU_DEPTH}; lower it, or set "
@@ -101,12 +87,6 @@ class Miner:
             )
         if self.teacher_scores:
             next(read_lines(teacher_scores.file_of(self.teacher_scores)), None)
-
-    def index_builder(self) -> faiss_index.IndexBuilder:
-        """The function that builds the index of documents; raises InputError for an invalid index."""
-        of_gpus = self.faiss_device, self.faiss_gpu_mode, self.faiss_float16
-        options = faiss_index.SearchOptions(self.nprobe, self.ef_search, *of_gpus, on_disk=self.faiss_on_disk)
-        return faiss_index.index_builder(self.index, options)
 
 
 class Embedded(NamedTuple):
@@ -280,8 +260,8 @@ def mine_bm25(
 
 
 def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:
-    """An index of the documents, whose embeddings are of passages where they have some; a FAISS index is kept beside them."""
-    build, store = miner.index_builder(), texts.passages or texts.doc_store
+    """An index of the documents, whose embeddings are of passages if they have some; a FAISS index is kept beside them."""
+    build, store = faiss_index.index_builder(miner), texts.passages or texts.doc_store
     index = build(embedded.docs, store.ids, embedded.folder)
     return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
 

@@ -75,18 +75,17 @@ class SelfAttention(nn.Module):
     ) -> Float[Array, "b L E"]:
         model_dim, joined = x.shape[-1], self.num_heads * self.head_dim
         query_std = (model_dim * self.head_dim) ** -0.5 / self.scale
-        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
         query, key, value = (
-            Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype).reshape(heads)
+            Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype)
             for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
         )
-        dropout, drop = Dropout(self.dropout_rate), None
-        if self.attention_dropout == "per_key":
+        dropout = Dropout(self.dropout_rate)
+        drop = dropout.hashed() if self.dropout_rate and not deterministic else None
+        if drop and self.attention_dropout == "per_key":
             # One mask of the weights for all queries of a text is a mask of whole value vectors.
-            value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]
-        elif self.dropout_rate and not deterministic:
-            drop = dropout.hashed()
+            value, drop = drop(value, self.head_dim), None
         kernel: AttentionKernel = "plain" if self.is_initializing() else self.attention
+        query, key, value = (one.reshape(*x.shape[:-1], self.num_heads, self.head_dim) for one in (query, key, value))
         context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop, attention=kernel)
         context = context.reshape(*x.shape[:-1], joined)
         return Linear(model_dim, joined**-0.5, self.dtype, self.use_bias, name="out")(context)
@@ -126,7 +125,7 @@ def attend(
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
         with jax.named_scope(FUSED):
-            return _by_kernel(query, key, value, bias, segments, window, scale, cap, drop)
+            return _by_kernel([query, key, value, bias, segments], window, drop, scale=scale, cap=cap)
     with jax.named_scope(PLAIN):
         return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
@@ -199,19 +198,11 @@ def _lack_of_fused(query: Float[Array, "b L H d"], key: Float[Array, "b L G d"],
 
 
 def _by_kernel(
-    query: Float[Array, "b L H d"],
-    key: Float[Array, "b L G d"],
-    value: Float[Array, "b L G d"],
-    bias: Float[Array, "H L L"] | None,
-    segments: Int[Array, "b L"],
-    window: Window | None,
-    scale: float,
-    cap: float | None,
-    drop: HashedDropout | None,
+    arrays: list[Any], window: Window | None, drop: HashedDropout | None, **settings: float | None
 ) -> Float[Array, "b L H d"]:
     """As `attend`; each device of a mesh has its rows and its heads."""
-    widths = None if window is None else jnp.stack([jnp.asarray(width, jnp.int32) for width in window])
-    kernel, arrays = functools.partial(_kernels().attend, scale=scale, cap=cap), [query, key, value, bias, segments, widths]
+    kernel, query = functools.partial(_kernels().attend, **settings), arrays[0]
+    arrays = [*arrays, None if window is None else jnp.stack([jnp.asarray(width, jnp.int32) for width in window])]
     if drop is not None:
         kernel = functools.partial(kernel, dropped=drop.dropped, all_heads=query.shape[2])
         arrays.append(drop.seeds)

@@ -245,11 +245,12 @@ def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, sc
     query, key, value, *biases, out, totals = refs
     size, dtype = form.block, query.dtype
     (loop, mask), kept = _seen(form, num_blocks, bounds, scalars, segments), _kept(form, num_blocks, scalars)
-    for head in range(form.heads):
+
+    def of_head(head: int) -> None:
         own, of_key = form.lanes(head), form.lanes(head // form.group)
         scaled = _scaled(form, query[0, :, own])
 
-        def step(block: Any, state: tuple[Array, ...], head: int = head, of_key: slice = of_key, scaled: Array = scaled) -> Any:
+        def step(block: Any, state: tuple[Array, ...]) -> Any:
             highest, total, context = state
             keys = _block_of(block, size)
             scores = _scores(form, scaled, key[0, keys, of_key]) + mask(block)
@@ -265,6 +266,9 @@ def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, sc
         highest, total, context = loop(step, start)
         out[0, :, own] = (context / total).T.astype(dtype)
         totals[0, 0, head : head + 1, :] = highest + jnp.log(total)
+
+    for head in range(form.heads):
+        of_head(head)
 
 
 def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, scalars: Any, segments: Any, *refs: Any) -> None:
@@ -286,21 +290,13 @@ def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, s
             of_bias[...] = jnp.zeros_like(of_bias)
 
     inner = (out[0].astype(jnp.float32) * gradient[0].astype(jnp.float32)).T  # [heads * d, queries]
-    for head in range(form.heads):
+
+    def of_head(head: int) -> None:
         own, shared = form.lanes(head), form.lanes(head // form.group)
         scaled, given = _scaled(form, query[0, :, own]), gradient[0, :, own]
         total, mean = totals[0, 0, head : head + 1, :], jnp.sum(inner[own], axis=0, keepdims=True)
 
-        def step(
-            block: Any,
-            found: Array,
-            head: int = head,
-            shared: slice = shared,
-            scaled: Array = scaled,
-            given: Array = given,
-            total: Array = total,
-            mean: Array = mean,
-        ) -> Array:
+        def step(block: Any, found: Array) -> Array:
             keys = _block_of(block, size)
             k = key[0, keys, shared]
             capped = _scores(form, scaled, k)
@@ -320,6 +316,9 @@ def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, s
 
         found = loop(step, jnp.zeros((form.head_dim, size)))
         of_query[0, :, own] = (form.scale * found).T.astype(dtype)
+
+    for head in range(form.heads):
+        of_head(head)
 
     @pl.when(part == num_blocks - 1)
     def _() -> None:

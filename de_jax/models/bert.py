@@ -13,21 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from de_jax.models import layers
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layers import (
-    TABLE_STD,
-    Dropout,
-    Linear,
-    NumLayers,
-    Remat,
-    Table,
-    gelu,
-    make_layers,
-    places_of,
-    split_by_rows,
-    stream_dtype,
-    through_layers,
-)
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -61,7 +49,7 @@ class BertConfig:
     is_gated: ClassVar[bool] = False
     vocab_size: PositiveInt = 30522
     model_dim: PositiveInt = 768
-    num_layers: NumLayers = 12
+    num_layers: layers.NumLayers = 12
     num_heads: PositiveInt = 12
     mlp_dim: PositiveInt = 3072
     max_positions: PositiveInt = 512
@@ -72,7 +60,7 @@ class BertConfig:
     dropout_rate: ShareBelowOne = 0.1
     attention_dropout_rate: ShareBelowOne | None = None
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Remat = "none"
+    remat: layers.Remat = "none"
     scan_layers: bool = False
     attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # no property of a model with its parameters
 
@@ -160,7 +148,7 @@ class BertLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
     ) -> Float[Array, "b L E"]:
-        x = split_by_rows(x)
+        x = layers.split_by_rows(x)
         x = self.attention_layer_norm(x + self.dropout(self.attention(x, bias, segments, deterministic), deterministic))
         return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
 
@@ -174,11 +162,11 @@ class BertEncoder(nn.Module):
         config = self.config
         if config.num_buckets:
             self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, MAX_DISTANCE)
-        self.layers = make_layers(BertLayer, config)
+        self.layers = layers.make_layers(BertLayer, config)
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         bias = self.relpos_bias(x.shape[1]) if self.config.num_buckets else None
-        return through_layers(self, x, segments, deterministic, bias)
+        return layers.through_layers(self, x, segments, deterministic, bias)
 
 
 def norm_of(config: BertConfig, name: str | None = None) -> nn.LayerNorm:

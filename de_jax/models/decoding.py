@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt32
 
 from de_jax.models.generator import START_ID, Generator
-from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, check_fields
+from de_jax.settings import NO_FLAG, NonNegativeInt, PositiveFloat, PositiveInt, Range, check_fields
 from de_jax.types import Array, InputError, Params
 
 PAD_ID, END_ID = 0, 1
@@ -49,8 +49,8 @@ class Decoding:
     temperature: PositiveFloat = 1.0
     num_beams: PositiveInt = 4
     length_penalty: float = 1.0
-    num_tokens: PositiveInt | None = None
-    ends: bool = True
+    num_tokens: Annotated[PositiveInt | None, NO_FLAG] = None
+    ends: Annotated[bool, NO_FLAG] = True
 
     def __post_init__(self) -> None:
         check_fields(self)

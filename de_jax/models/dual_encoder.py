@@ -186,7 +186,7 @@ class DualEncoder:
 
     @property
     def dtype(self) -> str:
-        """The precision of the encoders' products; both towers' where they differ, as "float32, bfloat16"."""
+        """The precision of the encoders' products; both towers' if they differ, as "float32, bfloat16"."""
         return ", ".join(dict.fromkeys((self.query.encoder.dtype, self.doc.encoder.dtype)))
 
     def with_scanned_layers(self) -> DualEncoder:

@@ -61,7 +61,7 @@ def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def split_by_rows(x: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
-    """`x` with its rows on the devices that have those rows of the batch; of no effect where no mesh is set.
+    """`x` with its rows on the devices that have those rows of the batch; of no effect if no mesh is set.
 
     Left alone, XLA may split the residual stream as the kernels are split (in a loop over layers it does), and then sums the
     activations of all rows on every device instead of gathering a layer's kernels.
@@ -288,10 +288,15 @@ class HashedDropout(NamedTuple):
     seeds: Any  # uint32 [2]
     dropped: int  # of 65,536
 
-    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        strides = [math.prod(x.shape[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
-        places = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides))
-        return self.at(functools.reduce(jnp.add, places), x)
+    def __call__(self, x: Float[Array, ...], together: int = 1) -> Float[Array, ...]:
+        """`x` with values dropped, so many neighbours of the last axis at once."""
+        sizes = (*x.shape[:-1], x.shape[-1] // together)
+        strides = [math.prod(sizes[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
+        places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
+        places[-1] //= np.uint32(together)
+        return self.at(
+            functools.reduce(jnp.add, (place * np.uint32(stride) for place, stride in zip(places, strides, strict=True))), x
+        )
 
     def at(self, places: Array, x: Array) -> Array:
         """Of values at these places, uint32, of an array."""
@@ -315,6 +320,13 @@ def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016), in float32: 1 + erf cancels below -2."""
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
+def gated(activation: Callable[[Array], Array], gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> Float[Array, "b L F"]:
+    """`activation(gate) * x`; accelerators write the gradients of both once, where four products would each compute them."""
+    if platform() != "cpu":
+        gate, x = jax.lax.optimization_barrier((gate, x))
+    return activation(gate) * x
 
 
 Remat = Literal["none", "dots", "full"]

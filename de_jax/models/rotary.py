@@ -16,22 +16,9 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models import positions
+from de_jax.models import layers, positions
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
-from de_jax.models.layers import (
-    TABLE_STD,
-    Dropout,
-    Linear,
-    NumLayers,
-    Remat,
-    Table,
-    gelu,
-    make_layers,
-    places_of,
-    split_by_rows,
-    stream_dtype,
-    through_layers,
-)
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -93,7 +80,7 @@ class RotaryConfig:
     is_gated: ClassVar[bool] = True
     vocab_size: PositiveInt = 50368
     model_dim: PositiveInt = 768
-    num_layers: NumLayers = 22
+    num_layers: layers.NumLayers = 22
     num_heads: PositiveInt = 12
     head_dim: PositiveInt = 64
     num_kv_heads: PositiveInt | None = None
@@ -131,7 +118,7 @@ class RotaryConfig:
     dropout_rate: ShareBelowOne = 0.0
     attention_dropout_rate: ShareBelowOne | None = None
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Remat = "none"
+    remat: layers.Remat = "none"
     scan_layers: bool = False
     attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # no property of a model with its parameters
 
@@ -224,7 +211,7 @@ class RotaryConfig:
 
 
 def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tuple[int, int] | None:
-    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None where nothing does."""
+    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None if nothing does."""
     number = len(are_global)
     candidates = [preferred, *((every, first) for every in range(1, number + 2) for first in range(every))]
     fits = lambda every, first: list(are_global) == [layer % every == first for layer in range(number)]  # noqa: E731
@@ -312,7 +299,7 @@ class GatedFeedForward(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         std = x.shape[-1] ** -0.5
         gate, linear = (Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x) for name in ("wi_0", "wi_1"))
-        hidden = ACTIVATIONS[config.activation](gate) * linear
+        hidden = layers.gated(ACTIVATIONS[config.activation], gate, linear)
         return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.has_mlp_out_bias, name="wo")(hidden)
 
 
@@ -341,7 +328,7 @@ class RotaryLayer(nn.Module):
         of_kinds: tuple[Turns, ...],
         place: Place,
     ) -> Float[Array, "b L E"]:
-        x = split_by_rows(x)
+        x = layers.split_by_rows(x)
         view = _window(self.config, place.is_global), _chosen(of_kinds, place.is_global)
         if self.config.norm_sums:
             x = self.attention_layer_norm(x + self.dropout(self.attention(x, segments, deterministic, *view), deterministic))
@@ -361,14 +348,14 @@ class RotaryEncoder(nn.Module):
     config: RotaryConfig
 
     def setup(self) -> None:
-        self.layers = make_layers(RotaryLayer, self.config)
+        self.layers = layers.make_layers(RotaryLayer, self.config)
         if not self.config.norm_sums:
             self.encoder_norm = _norm(self.config)
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         numbers = np.arange(self.config.num_layers)
         places = Place(numbers % self.config.global_every == self.config.first_global, numbers == 0)
-        x = through_layers(self, x, segments, deterministic, _turns(self.config, segments), of_layer=places)
+        x = layers.through_layers(self, x, segments, deterministic, _turns(self.config, segments), of_layer=places)
         return x if self.config.norm_sums else self.encoder_norm(x)
 
 

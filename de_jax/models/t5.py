@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from de_jax.models import layers
 from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
-from de_jax.models.layers import Dropout, Linear, NumLayers, Remat, make_layers, split_by_rows, stream_dtype, through_layers
+from de_jax.models.layers import Dropout, Linear, stream_dtype
 from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -49,7 +50,7 @@ class T5Config:
     attention_dropout: ClassVar[AttentionDropout] = "per_key"
     vocab_size: PositiveInt = 32128
     model_dim: PositiveInt = 768
-    num_layers: NumLayers = 12
+    num_layers: layers.NumLayers = 12
     num_heads: PositiveInt = 12
     head_dim: PositiveInt = 64
     mlp_dim: PositiveInt = 2048
@@ -60,7 +61,7 @@ class T5Config:
     dropout_rate: ShareBelowOne = 0.1
     dropout_broadcast: bool = False
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Remat = "none"
+    remat: layers.Remat = "none"
     scan_layers: bool = False
     # Not shown, as they say nothing about a model that has its parameters.
     attention: AttentionKernel = dataclasses.field(default="auto", repr=False)
@@ -133,10 +134,8 @@ class FeedForward(nn.Module):
         config, std, dtype = self.config, self.config.model_dim**-0.5, jnp.dtype(self.config.dtype)
         truncated = config.initializers == "t5x"
         linear = lambda name: Linear(config.mlp_dim, std, dtype, truncated=truncated, name=name)(x)  # noqa: E731
-        if config.activation == "gated_gelu":
-            hidden = nn.gelu(linear("wi_0"), approximate=True) * linear("wi_1")
-        else:
-            hidden = nn.relu(linear("wi"))
+        is_gated = config.activation == "gated_gelu"
+        hidden = layers.gated(nn.gelu, linear("wi_0"), linear("wi_1")) if is_gated else nn.relu(linear("wi"))
         hidden = config.dropout()(hidden, deterministic, segments)
         return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, truncated=truncated, name="wo")(hidden)
 
@@ -166,7 +165,7 @@ class T5Layer(nn.Module):
     def __call__(
         self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
     ) -> Float[Array, "b L E"]:
-        x = split_by_rows(x)
+        x = layers.split_by_rows(x)
         if bias is None:
             bias = self.relpos_bias(x.shape[1])
         attended = self.attention(self.pre_attention_layer_norm(x), bias, segments, deterministic)
@@ -184,12 +183,12 @@ class T5Encoder(nn.Module):
         config = self.config
         if not config.bias_per_layer:
             self.relpos_bias = config.position_bias()
-        self.layers = make_layers(T5Layer, config)
+        self.layers = layers.make_layers(T5Layer, config)
         self.encoder_norm = RMSNorm(config.dtype)
         self.dropout = config.dropout()
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
         bias = None if self.config.bias_per_layer else self.relpos_bias(x.shape[1])
-        x = through_layers(self, self.dropout(x, deterministic, segments), segments, deterministic, bias)
+        x = layers.through_layers(self, self.dropout(x, deterministic, segments), segments, deterministic, bias)
         return self.dropout(self.encoder_norm(x), deterministic, segments)

@@ -137,7 +137,7 @@ class T5Decoder(nn.Module):
             docs: by `read_docs`.
             doc_visible: which tokens of the documents are no padding.
             deterministic: turns dropout off.
-            earlier: of each layer [r, K, H, d], filled before `position`; None where `x` is the whole text.
+            earlier: of each layer [r, K, H, d], filled before `position`; None if `x` is the whole text.
             position: of the first token of `x`.
         """
         num_keys = x.shape[1] if earlier is None else earlier[0][0].shape[1]

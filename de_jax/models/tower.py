@@ -144,7 +144,7 @@ class Tower(nn.Module):
 
 
 class Projection(nn.Module):
-    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, an activation and a LayerNorm."""
+    """From the pooled vector to the embedding, in float32: a linear map and, if asked for, an activation and a LayerNorm."""
 
     dim: int
     use_bias: bool

@@ -19,14 +19,13 @@ from typing import Any
 import jax
 
 from de_jax import __version__
-from de_jax.data.text import beir
 from de_jax.evaluation import verdict
 from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
 from de_jax.evaluation.task import settings_of_run
-from de_jax.files.reading import read_lines
+from de_jax.files.reading import read_json
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
-from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_folder import DATA_REPORT_FILE, Run
 from de_jax.training.run.run_settings import environments, origins, read_recipe_file, trained_with
 from de_jax.types import InputError
 
@@ -88,7 +87,7 @@ def model_card(
     sections = {
         "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
         "Model": _model(run, sources),
-        "Data": _data(recipe.get("data")),
+        "Data": _data(recipe.get("data"), run.run_dir / DATA_REPORT_FILE),
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
         "Scores": "\n\n".join(filter(None, [_verdict(run), _scores(reports)])),
@@ -224,23 +223,27 @@ def _model(run: Run, sources: Sequence[str]) -> str:
         prompt = f", prompt `{json.dumps(side.prompt, ensure_ascii=False)}`" if side.prompt else ""
         fields = f", fields {', '.join(side.fields)} with the end of a text between them" if side.fields else ""
         rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}{fields}"))
-    return _table(("", ""), rows)
+    return _table(("property", "value"), rows)
 
 
-def _data(described: Any) -> str:
+def _data(described: Any, report: Path) -> str:
+    """The sources of training pairs, with the counts in the run's report if it counted them: streams are not counted."""
+    sources = list(_sources(described))
+    counted = list(read_json(report)["sources"].values()) if report.is_file() else []
     rows = []
-    for source in _sources(described):
+    for source, counts in zip(sources, counted if len(counted) == len(sources) else [{}] * len(sources), strict=True):
         named = next((source[name] for name in _NAMES if source.get(name)), "")
         places = [place for place in (named if isinstance(named, list) else [named]) if isinstance(place, str)]
-        sizes = _sizes(Path(places[0]), source.get("split", "train")) if len(places) == 1 else {}
         name = ", ".join(map(_last_part, places)) or "rows in memory"
-        rows.append((name, _last(source["function"]), *(sizes.get(size, "") for size in _SIZES)))
-    return _table(("data set", "read by", *_SIZES), rows) if rows else ""
+        sizes = (counts["pairs"], *(counts[side]["trained_on"] for side in _SIDES)) if counts else ()
+        trained_on = ", ".join(f"{size:,} {of}" for size, of in zip(sizes, ("pairs", *_SIDES), strict=False))
+        rows.append((name, _last(source["function"]), trained_on or "not counted"))
+    return _table(("data set", "read by", "trained on"), rows) if rows else ""
 
 
 _NAMES = ("dataset_dir", "path", "pairs_dir", "task")
-"""The settings that say where a source's pairs are."""
-_SIZES = ("pairs", "queries", "documents")
+"""The settings with the place of a source's pairs."""
+_SIDES = ("queries", "documents")
 
 
 def _sources(described: Any) -> Iterator[dict[str, Any]]:
@@ -250,16 +253,6 @@ def _sources(described: Any) -> Iterator[dict[str, Any]]:
     if _is_function(described) and not below and _last(described["function"]).endswith("_pairs"):
         yield described
     yield from below
-
-
-def _sizes(folder: Path, split: str) -> dict[str, str]:
-    """How many pairs, queries and documents a BEIR folder has, where it is still there."""
-    with contextlib.suppress(InputError):
-        qrels = beir.read_qrels(beir.find_qrels(folder, split))
-        pairs = sum(grade > 0 for judged in qrels.values() for grade in judged.values())
-        docs = sum(1 for _ in read_lines(beir.find_file(folder, "corpus")))
-        return {name: f"{size:,}" for name, size in zip(_SIZES, (pairs, len(qrels), docs), strict=True)}
-    return {}
 
 
 def _loss(described: Any) -> str:
@@ -282,7 +275,8 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
         values = [(name, found.get(name)) for name in names] if isinstance(found, dict) else []
         rows += [(name.replace("_", " "), f"`{_value(value)}`") for name, value in values if value not in (None, [], {}, ())]
     whole = json.dumps(_without_paths(recipe), indent=2, ensure_ascii=False)
-    return f"{_table(('', ''), rows)}\n\n<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
+    folded = f"<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
+    return f"{_table(('setting', 'value'), rows)}\n\n{folded}"
 
 
 def _verdict(run: Run) -> str:

@@ -95,7 +95,7 @@ def embedding_map(
 ) -> None:
     """Draws both towers in one plane: queries and documents have a colour each, a line joins each query with its document.
 
-    Dong et al. (2022) read from such a picture whether two towers share one space: where they do, the colours mix and
+    Dong et al. (2022) read from such a picture whether two towers share one space: if they do, the colours mix and
     the lines are short.
 
     Args:
@@ -256,7 +256,7 @@ def histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray
 
 
 def short(value: float) -> str:
-    """A number for a label, of three digits and without an exponent where it is large.
+    """A number for a label, of three digits and without an exponent if it is large.
 
     Example:
         >>> short(0.61234), short(2134.5)

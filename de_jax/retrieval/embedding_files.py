@@ -189,7 +189,7 @@ class Known(NamedTuple):
     embeddings: Float[np.ndarray, "n D"]
 
     def find(self, hashes: UInt64[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:
-        """The row of each text; -1 where it is not known."""
+        """The row of each text; -1 if it is not known."""
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         return np.where(self.hashes[places] == hashes, self.rows[places], -1)
 

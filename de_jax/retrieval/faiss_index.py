@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from de_jax.files.folders import Kind
 from de_jax.retrieval import milvus_index
 from de_jax.retrieval.faiss_filling import Filling, check_on_disk, faiss, on_gpus, read_on_disk, sentence, write_index
 from de_jax.retrieval.index import ExactIndex, Index, check_documents, check_search, ranking_of, ranks_by_id
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.settings import PositiveInt, Record, Size, list_of, some_text
 from de_jax.types import DISTRIBUTION, InputError, Ranking
 
@@ -35,40 +37,11 @@ GPU_DEPTH = 2048
 """The most results that FAISS returns from a GPU."""
 LISTS_A_PROBE = 16
 """An inverted index visits one of so many lists, unless `nprobe` is given or saved; FAISS itself visits one in all."""
-Device = Literal["cpu", "gpu", "all_gpus"]
-GPUMode = Literal["shard", "replicate"]
 IndexBuilder = Callable[..., Index]
 """(embeddings [n, D], ids, folder to keep it in or None) -> index."""
 
 
-class SearchOptions(NamedTuple):
-    """How and where an index is searched; None keeps the value of a saved index, or FAISS's default in a new one.
-
-    `nprobe`: inverted lists visited (IVF), a sixteenth of them in a new index. `ef_search`: candidates kept (HNSW). `device`:
-    "cpu", "gpu" (the first) or "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a
-    "shard" each, or "replicate" the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved
-    index keeps its own. `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
-    """
-
-    nprobe: int | None = None
-    ef_search: int | None = None
-    device: str = "cpu"
-    gpu_mode: str = "shard"
-    float16: bool = False
-    on_disk: bool = False
-
-    def check_device(self) -> None:
-        """Raises InputError for a device that there is not."""
-        if self.float16 and self.device == "cpu":
-            raise InputError("float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
-        if self.device != "cpu" and not faiss().get_num_gpus():
-            raise InputError(
-                f"FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install '{DISTRIBUTION}[gpu]', else "
-                "search on the CPU."
-            )
-
-
-ON_CPU = SearchOptions()
+ON_CPU = IndexSettings()
 
 
 class FaissIndex:
@@ -85,12 +58,12 @@ class FaissIndex:
     """
 
     def __init__(
-        self, index: Any, ids: Sequence[str], factory: str, options: SearchOptions, lists_file: Path | None = None
+        self, index: Any, ids: Sequence[str], factory: str, options: IndexSettings, lists_file: Path | None = None
     ) -> None:
         """Wraps a filled FAISS index on the CPU whose i-th vector is that of `ids[i]`; `lists_file` holds lists that it maps."""
         self._index, self._ids, self._factory, self._lists_file = index, ids, factory, lists_file
         self._id_ranks = ranks_by_id(ids)
-        is_on_gpu = options.device != "cpu" and lists_file is None
+        is_on_gpu = options.faiss_device != "cpu" and lists_file is None
         self._searcher = _on_device(index, options) if is_on_gpu else index
         self._max_depth = min(len(ids), GPU_DEPTH) if is_on_gpu else len(ids)
 
@@ -101,7 +74,7 @@ class FaissIndex:
         ids: Sequence[str],
         *,
         factory: str = "Flat",
-        options: SearchOptions = ON_CPU,
+        options: IndexSettings = ON_CPU,
         train_size: int | None = None,
         seed: int = 0,
     ) -> FaissIndex:
@@ -112,7 +85,7 @@ class FaissIndex:
                 itself is small enough.
             ids: the documents' ids, unique, parallel to the rows.
             factory: as FAISS writes it, such as "Flat", "IVF1024,Flat", "HNSW32" or "OPQ64,IVF4096,PQ64x4fs".
-            options: how the result is searched; not `on_disk`, see `build_on_disk`.
+            options: how the result is searched; its `index` is not read, nor `faiss_on_disk`, see `build_on_disk`.
             train_size: documents drawn to train with, where the index needs it; by default 65,536 and 64 a list at least.
             seed: of that draw.
 
@@ -132,7 +105,7 @@ class FaissIndex:
         folder: str | Path,
         *,
         factory: str,
-        options: SearchOptions = ON_CPU,
+        options: IndexSettings = ON_CPU,
         **training: Any,
     ) -> FaissIndex:
         """Writes an IVF index larger than memory to a folder, part by part, and opens it; rankings are those of `build`.
@@ -144,7 +117,7 @@ class FaissIndex:
         Raises:
             InputError: an index whose lists cannot be in a file, a disk with too little space; as of `build` and `save`.
         """
-        filling = _filling(embeddings, ids, factory, options._replace(on_disk=True), **training)
+        filling = _filling(embeddings, ids, factory, dataclasses.replace(options, faiss_on_disk=True), **training)
 
         def write(path: Path) -> None:
             write_index(filling.on_disk(path.with_name(LISTS_FILE)), path)
@@ -171,7 +144,7 @@ class FaissIndex:
         _save(folder, write, self._ids, self._factory, self._index.d)
 
     @classmethod
-    def load(cls, folder: str | Path, *, options: SearchOptions = ON_CPU) -> FaissIndex:
+    def load(cls, folder: str | Path, *, options: IndexSettings = ON_CPU) -> FaissIndex:
         """The index that `save` or `build_on_disk` wrote.
 
         Args:
@@ -184,7 +157,7 @@ class FaissIndex:
         """
         folder = Path(folder)
         faiss()  # a machine without it is refused first
-        options.check_device()
+        _check_device(options)
         lists_file = next(iter(folder.glob(LISTS_FILE)), None)
         manifest = SAVED_INDEX.open(folder, is_thorough=lists_file is None)
         ids = reading.read_json(folder / IDS_FILE, list_of(str), max_bytes=None)
@@ -206,8 +179,8 @@ class FaissIndex:
         return scores, rows
 
 
-def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
-    if options._replace(nprobe=None, ef_search=None) != ON_CPU:
+def _milvus(uri: str, options: IndexSettings) -> IndexBuilder:
+    if dataclasses.replace(options, index="exact", nprobe=None, ef_search=None) != ON_CPU:
         raise InputError("Milvus chooses its own devices and files; leave the settings of FAISS out.")
     milvus_index.require()
     named = {"nprobe": options.nprobe, "ef": options.ef_search}
@@ -223,7 +196,7 @@ def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
     return build
 
 
-def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
+def index_builder(options: IndexSettings = ON_CPU) -> IndexBuilder:
     """A function from (embeddings, ids, folder) to an index: "exact" is `ExactIndex`, "milvus:<uri>" `MilvusIndex`, the rest FAISS.
 
     FAISS takes a factory string. If a folder is given, an index with more than the vectors (not "Flat") is saved there and only
@@ -233,6 +206,8 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
         InputError: FAISS or pymilvus is not installed, FAISS does not know the choice, or there is no such device; before
             anything is built.
     """
+    options = options.alone()
+    choice = options.index
     if choice.startswith(milvus_index.PREFIX):
         return _milvus(choice.removeprefix(milvus_index.PREFIX), options)
     if choice == "exact":
@@ -242,7 +217,7 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
             )
         return lambda embeddings, ids, folder=None: ExactIndex(embeddings, ids)
     faiss()
-    options.check_device()
+    _check_device(options)
     try:
         trial = _new_index(choice, dim=768)
     except InputError as error:
@@ -253,18 +228,29 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
     return functools.partial(_kept, choice, options)
 
 
+def _check_device(options: IndexSettings) -> None:
+    """Raises InputError for a device that there is not."""
+    if options.faiss_float16 and options.faiss_device == "cpu":
+        raise InputError("faiss_float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
+    if options.faiss_device != "cpu" and not faiss().get_num_gpus():
+        raise InputError(
+            f"FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install '{DISTRIBUTION}[gpu]', else "
+            "search on the CPU."
+        )
+
+
 def _kept(
-    factory: str, options: SearchOptions, embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None
+    factory: str, options: IndexSettings, embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None
 ) -> FaissIndex:
-    if options.on_disk and folder is None:
+    if options.faiss_on_disk and folder is None:
         raise InputError("an index on disk stands beside its embeddings, which are in memory here; leave faiss_on_disk out.")
     if folder is None or factory == "Flat":  # which is the embeddings again
         return FaissIndex.build(embeddings, ids, factory=factory, options=options)
-    name = f"{factory} on disk" if options.on_disk else factory
+    name = f"{factory} on disk" if options.faiss_on_disk else factory
     saved = folder / f"index-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     if not saved.exists():
-        of_new = options._replace(nprobe=None, ef_search=None)
-        if options.on_disk:
+        of_new = dataclasses.replace(options, nprobe=None, ef_search=None)
+        if options.faiss_on_disk:
             FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
         else:
             filled = _filling(embeddings, ids, factory, of_new).in_memory()
@@ -273,24 +259,24 @@ def _kept(
     return FaissIndex.load(saved, options=options)
 
 
-def _filling(embeddings: Float[Any, "n D"], ids: Sequence[str], factory: str, options: SearchOptions, **more: Any) -> Filling:
+def _filling(embeddings: Float[Any, "n D"], ids: Sequence[str], factory: str, options: IndexSettings, **more: Any) -> Filling:
     """A trained index about to be filled, once everything was checked."""
     check_documents(embeddings, ids)
     if (train_size := more.get("train_size")) is not None and train_size < 1:
         raise InputError(f"train_size is {train_size}; give at least 1.")
     index = _new_index(factory, embeddings.shape[1])
     _check_empty(index, factory, options)
-    return Filling(index, factory, embeddings, ids, is_on_gpu=options.device != "cpu", **more)
+    return Filling(index, factory, embeddings, ids, is_on_gpu=options.faiss_device != "cpu", **more)
 
 
-def _check_empty(index: Any, factory: str, options: SearchOptions) -> None:
+def _check_empty(index: Any, factory: str, options: IndexSettings) -> None:
     """Refuses, before the work, an index that is not searched with these options."""
     _set_parameters(index, factory, options)
-    options.check_device()
-    if options.on_disk:
+    _check_device(options)
+    if options.faiss_on_disk:
         check_on_disk(index, factory)
     else:
-        _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))
+        _on_device(index, dataclasses.replace(options, faiss_device="cpu" if options.faiss_device == "cpu" else "gpu"))
 
 
 def _save(folder: str | Path, write: Callable[[Path], None], ids: Sequence[str], factory: str, dim: int) -> None:
@@ -307,7 +293,7 @@ def _new_index(factory: str, dim: int) -> Any:
         return faiss().index_factory(dim, factory, faiss().METRIC_INNER_PRODUCT)
 
 
-def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
+def _set_parameters(index: Any, factory: str, options: IndexSettings) -> None:
     nprobe = options.nprobe
     lists = faiss().try_extract_index_ivf(index)  # also behind a transform, as in PCA64,IVF256,Flat
     if nprobe is None and lists is not None and lists.nprobe == 1:  # FAISS's default
@@ -316,15 +302,13 @@ def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
     for name, value in (("nprobe", nprobe), ("efSearch", options.ef_search)):
         if value is None:
             continue
-        if value < 1:
-            raise InputError(f"{name} is {value}; give at least 1.")
         with sentence(f"{name} does not apply to {factory!r}", "leave it out or choose another index"):
             faiss().ParameterSpace().set_index_parameter(index, name, value)
 
 
-def _on_device(index: Any, options: SearchOptions) -> Any:
+def _on_device(index: Any, options: IndexSettings) -> Any:
     """The index itself, or its copy on one or several GPUs."""
-    if options.device == "cpu":
+    if options.faiss_device == "cpu":
         return index
-    is_sharded = options.gpu_mode == "shard"
-    return on_gpus(index, all_gpus=options.device == "all_gpus", is_sharded=is_sharded, float16=options.float16)
+    is_sharded = options.faiss_gpu_mode == "shard"
+    return on_gpus(index, all_gpus=options.faiss_device == "all_gpus", is_sharded=is_sharded, float16=options.faiss_float16)

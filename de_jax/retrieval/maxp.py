@@ -16,7 +16,7 @@ from de_jax.types import InputError, Ranking
 
 
 def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: int | None = None) -> PassageStore | None:
-    """The passages that a run's documents are cut into; None where each is one text, which is the run's `max_passages = 1`.
+    """The passages that a run's documents are cut into; None if each is one text, which is the run's `max_passages = 1`.
 
     Args:
         run, docs: documents with its vocabulary.
@@ -48,7 +48,7 @@ class MaxPIndex:
 
     The first passage of a document in a ranking is its best one, so the documents in the order of their first passages are
     the ranking by MaxP, as far as the passages go. Each query is searched as deep as its k documents need: at most
-    (k - 1) C + 1 passages, where no document has more than C.
+    (k - 1) C + 1 passages, if no document has more than C.
 
     Args:
         index: of passages; equal scores stand by document id.

@@ -2,7 +2,7 @@
 
 Short texts are packed, several in a row. Longer ones have a row each and are taken longest first: a batch is as wide as its
 longest text, rounded up, and its number of rows follows from that width alone, so that each width is compiled once. Too few of
-them to fill a batch are packed with the short ones where they fit in such a row.
+them to fill a batch are packed with the short ones if they fit in such a row.
 """
 
 from __future__ import annotations

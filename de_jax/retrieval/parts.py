@@ -48,7 +48,7 @@ class Part(NamedTuple):
     def rows(self, num_texts: int, multiple: int) -> range:
         """The texts of this part: whole blocks of `multiple`, so that a block is encoded alike in a part and in the whole.
 
-        The range is empty where there are more parts than blocks.
+        The range is empty if there are more parts than blocks.
         """
         num_blocks = -(-num_texts // multiple)
         first, last = (num_blocks * number // self.total * multiple for number in (self.number, self.number + 1))

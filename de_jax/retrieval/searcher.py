@@ -88,7 +88,7 @@ def open_searcher(
         InputError: embeddings of another model or of other documents, and the errors of reading the corpus.
     """
     folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
-    build_index = build_index or faiss_index.index_builder("exact")
+    build_index = build_index or faiss_index.index_builder()
     index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
     beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
     return Searcher(run, ids, index, texts)

@@ -1,7 +1,7 @@
 """An index to keep: documents' embeddings in a precision, or their passages', searched exactly.
 
 vectors.npy      float32 [n, D], or the codes of `quantization`: int8 [n, D] or [n, ceil(D / 8)]
-embeddings.npy   float32 [n, D], where they are kept beside codes
+embeddings.npy   float32 [n, D], if they are kept beside codes
 ranges.npy       float32 [2, D], of int8
 doc_rows.npy     int32 [n] the document of each vector, where these are passages
 ids.json         the documents' ids
@@ -112,7 +112,7 @@ class VectorIndex:
             precision: how they are searched. "int8" takes a quarter of the bytes, "binary" a thirty-second.
             ranges: [2, D] that "int8" is made with, or was; by default those of the embeddings.
             keep_embeddings: keep them beside codes, to score candidates again.
-            dim: D; needed of "binary" codes alone, where it is no multiple of 8.
+            dim: D; needed of "binary" codes alone, if it is no multiple of 8.
             doc_rows: int [n] the document of each row, if these are passages; ascending from 0, none left out.
             devices: that share the search; by default all of this process.
 
@@ -154,11 +154,11 @@ class VectorIndex:
     @overload
     def search(self, queries: Array, k: int = ..., *, arrays: Literal[True]) -> Ranking: ...
     def search(self, queries: Array, k: int = 10, *, arrays: bool = False) -> Any:
-        """The k best documents of each query, or all where there are fewer.
+        """The k best documents of each query, or all if there are fewer.
 
         Args:
             queries: float32 [q, D], or [D] of one query; finite.
-            k: from 1 to `MAX_DEPTH`, or to the number of documents where that is more.
+            k: from 1 to `MAX_DEPTH`, or to the number of documents if that is more.
             arrays: give a `Ranking` of `doc_rows` and `scores`, both [q, at most k].
 
         Returns:

@@ -428,6 +428,36 @@ def test_a_text_too_long_for_a_line_is_a_bad_row(tmp_path, format, monkeypatch):
             examples(str(path))
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_compressed_arrow_is_read_if_a_batch_unfolds_to_few_bytes(tmp_path, monkeypatch, is_file, compression):
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1] * 10), ["x" * 5000, "y"])
+    table = pyarrow.table({"query": [f"q{row}" for row in range(20)], "doc": texts})
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with (pyarrow.ipc.new_file if is_file else pyarrow.ipc.new_stream)(tmp_path / "a.arrow", table.schema, options=options) as file:
+        file.write_table(table)
+    assert (tmp_path / "a.arrow").stat().st_size < 3000
+    assert [len(one.docs[0]) for one in examples(str(tmp_path / "a.arrow"))] == [5000, 1] * 10
+    monkeypatch.setattr(table_files, "_BYTES_AT_ONCE", 6000)  # a row after another
+    assert [len(one.docs[0]) for one in examples(str(tmp_path / "a.arrow"))] == [5000, 1] * 10
+    monkeypatch.setattr(table_files, "_BYTES_OF_A_BATCH", 5000)
+    with pytest.raises(
+        InputError, match=r"a\.arrow: rows in one batch take 5,0.. bytes unfolded; write it in batches of fewer rows"
+    ):
+        examples(str(tmp_path / "a.arrow"))
+
+
+def test_a_text_that_runs_share_is_counted_for_each_row(tmp_path, monkeypatch):
+    texts = pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([9], pyarrow.int32()), ["x" * 5000])
+    batch = pyarrow.record_batch([pyarrow.array([f"q{row}" for row in range(9)]), texts], names=["query", "doc"])
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write_batch(batch)
+    assert len(examples(str(tmp_path / "a.arrow"))) == 9
+    monkeypatch.setattr(table_files, "_BYTES_AT_ONCE", 4000)
+    with pytest.raises(InputError, match="a row has more than 4,000 bytes"):
+        examples(str(tmp_path / "a.arrow"))
+
+
 def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
     texts = pyarrow.array([b"d", b"W\xf6rter", b"e"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"query": ["q", "r", "s"], "doc": texts}), tmp_path / "a.parquet")
@@ -457,8 +487,8 @@ def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
     rows = [{"query": "q", "doc": "d", "embedding": [0.5] * 8}] * 3
     path = written_tables.WRITERS["parquet"](tmp_path, rows)
     read = []
-    of_batches = table_files._of_batches
-    monkeypatch.setattr(table_files, "_of_batches", lambda path, batches: of_batches(path, (read.append(b) or b for b in batches)))
+    records = table_files._records
+    monkeypatch.setattr(table_files, "_records", lambda batch: read.append(batch) or records(batch))
     assert len(examples(str(path))) == 3
     assert {tuple(batch.schema.names) for batch in read} == {("query", "doc")}
 

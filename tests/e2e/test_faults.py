@@ -73,7 +73,7 @@ def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk
     with monkeypatch.context() as patch:
         at_step(patch, 10, fill)
         message = refused(capsys, "train", argv)
-    assert any(words in message for words in NO_SPACE)
+    assert any(words in message for words in NO_SPACE), message
     assert str(run_dir) in message
     small_disk.free()
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["5"]
@@ -103,7 +103,7 @@ def test_full_disk_while_tokenizing(capsys, small_disk, dataset_dir):
     argv = [f"--dataset_dir={dataset_dir}", f"--tokenizer={dataset_dir}/spiece.model", f"--out_dir={small_disk.folder}/stores"]
     small_disk.leave(4000)
     message = refused(capsys, "encode tokens", argv, verbs.call)
-    assert any(words in message for words in NO_SPACE)
+    assert any(words in message for words in NO_SPACE), message
     assert f"{small_disk.folder}/stores/" in message
     assert ".tmp" not in message
     assert not [name for name in small_disk.files() if ".tmp" in name or "corpus" in name]  # the queries may have found room
@@ -119,7 +119,7 @@ def test_full_disk_while_encoding(capsys, small_disk, dataset_dir, finished_run)
     argv = [f"--run_dir={finished_run}", f"--dataset_dir={dataset_dir}", f"--out_dir={out_dir}"]
     small_disk.leave(5000)  # 96 documents of 16 floats are 6 kB
     message = refused(capsys, "encode corpus", argv)
-    assert any(words in message for words in NO_SPACE)
+    assert any(words in message for words in NO_SPACE), message
     assert str(out_dir) in message
     assert not (out_dir / "manifest.json").exists()
     small_disk.free()
@@ -135,7 +135,7 @@ def test_full_disk_while_results_are_written(capsys, small_disk, dataset_dir, fi
     small_disk.leave(0)
     argv = [f"--run_dir={finished_run}", f"--out_dir={small_disk.folder}/report"]
     message = refused(capsys, "analyse run", argv)
-    assert any(words in message for words in NO_SPACE)
+    assert any(words in message for words in NO_SPACE), message
     assert str(small_disk.folder) in message
     assert small_disk.files() == {}
     small_disk.free()

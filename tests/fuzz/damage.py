@@ -175,7 +175,7 @@ HARMLESS: dict[str, tuple[Mutator, ...]] = {
 
 KINDS = {
     "json": (".json", ".zarray"),
-    "lines": (".jsonl", ".tsv", ".txt", ".trec", "config.gin"),
+    "lines": (".jsonl", ".tsv", ".txt", ".trec", "config.gin", ".yaml"),
     "gz": (".gz",),
     "npy": (".npy",),
     "safetensors": (".safetensors",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import io
 import json
 from pathlib import Path
@@ -135,30 +137,43 @@ def _tables(folder: Path) -> list[Reader]:
     def naive_list(path: Path) -> Any:
         return said(strict_json(naive_text(path)))
 
-    def arrow(name: str) -> Reader:
-        (folder / name).mkdir()
-        whole, path = pyarrow.Table.from_pylist(rows), folder / name / f"a.{name}"
+    def arrow(name: str, whole: pyarrow.Table, compression: str | None = None) -> Reader:
+        place = folder / f"{name}_{compression}"
+        place.mkdir()
+        path = place / f"a.{name}"
         write, read = {
             "parquet": (parquet.write_table, parquet.read_table),
             "feather": (feather.write_feather, feather.read_table),
         }[name]
-        write(whole, path, compression="none" if name == "parquet" else "uncompressed")
+        write(whole, path, compression=compression or ("none" if name == "parquet" else "uncompressed"))
         return Reader(
-            f"table.{name}",
+            f"table.{name}{f' in {compression}' if compression else ''}",
             path.parent,
             (path.name,),
             lambda one: table(one / path.name),
             lambda one: said(read(one / path.name).to_pylist()),
         )
 
+    times = [datetime.datetime(2026, 11, day + 1, tzinfo=datetime.UTC) for day in range(len(rows))]
+    typed = pyarrow.table(
+        {
+            "question": pyarrow.array([row["question"] for row in rows]).dictionary_encode(),
+            "answer": [[row["answer"]] for row in rows],
+            "score": pyarrow.array([decimal.Decimal(row["score"]) for row in rows]),
+            "time": times,
+            "other": [{"a": 1, "b": [0.5]}] * len(rows),
+        }
+    )
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     return [
         one_file(folder, "table.csv", "a.csv", csv_of(","), table, naive_csv(",")),
         one_file(folder, "table.tsv", "a.tsv", csv_of("\t"), table, naive_csv("\t")),
         one_file(folder, "table.jsonl.gz", "a.jsonl.gz", lines, table, lambda path: said(naive_records(path))),
         one_file(folder, "table.json", "a.json", json.dumps(rows), table, naive_list),
-        arrow("parquet"),
-        arrow("feather"),
+        arrow("parquet", pyarrow.Table.from_pylist(rows)),
+        arrow("feather", pyarrow.Table.from_pylist(rows)),
+        arrow("parquet", typed, "zstd"),
+        arrow("feather", typed, "lz4"),
     ]
 
 

@@ -12,6 +12,7 @@ import sentencepiece
 import tokenizers
 from fuzz.reader import Reader, naive_bytes, naive_text, one_file, plain, strict_json
 from sentencepiece import sentencepiece_model_pb2
+from transformers import AutoTokenizer
 
 from de_jax.data.text import tokenizing, vocabulary_training
 
@@ -76,7 +77,13 @@ def naive_tokenizer(folder: Path, prompt: str = "") -> Any:
     """What stands in a folder, as `probed` shows it."""
     if (folder / "spiece.model").is_file():
         return naive_sentencepiece(folder / "spiece.model", prompt)
-    return naive_json_vocabulary(folder / "tokenizer.json", prompt) if (folder / "tokenizer.json").is_file() else None
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and strict_json(naive_text(settings)).get("tokenizer_class") != "PreTrainedTokenizerFast":
+        # Another class, or that of the model, makes a vocabulary of its own of the file.
+        return _naive_vocabulary(AutoTokenizer.from_pretrained(folder).backend_tokenizer, prompt)
+    return naive_json_vocabulary(folder / "tokenizer.json", prompt)
 
 
 def naive_sentencepiece(path: Path, prompt: str = "") -> Any:
@@ -91,7 +98,10 @@ def naive_sentencepiece(path: Path, prompt: str = "") -> Any:
 
 def naive_json_vocabulary(path: Path, prompt: str = "") -> Any:
     """By the library alone, which has padding as id 0 in these files."""
-    found = tokenizers.Tokenizer.from_str(json.dumps(strict_json(naive_text(path))))
+    return _naive_vocabulary(tokenizers.Tokenizer.from_str(json.dumps(strict_json(naive_text(path)))), prompt)
+
+
+def _naive_vocabulary(found: Any, prompt: str) -> Any:
     pad_id = found.padding["pad_id"] if found.padding else found.token_to_id("[PAD]")
     if pad_id is None:
         raise ValueError("no padding")

@@ -14,6 +14,7 @@ from random_params import random_params
 
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing, vocabulary_training
+from de_jax.data.text.fields import document
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, sentence_transformers_export, served_encoder, t5x
 from de_jax.interop.export import DROPPED, FORMATS, export
@@ -327,6 +328,18 @@ def test_a_prompt_that_its_reader_takes_apart_is_refused(tmp_path, vocabularies)
     run = make_run(tmp_path, vocabularies, "bert", prompts=("[SEP] query: ", ""))
     with pytest.raises(InputError, match=r"the prompt '\[SEP\] query: ' holds the special token '\[SEP\]'"):
         export(run, tmp_path / "out", "sentence_transformers")
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+def test_two_fields_are_a_pair_of_texts_to_sentence_transformers(tmp_path, vocabularies, name):
+    library, run = pytest.importorskip("sentence_transformers"), make_run(tmp_path, vocabularies, name)
+    run = run._replace(doc=run.doc.with_prompt(None, ("title", "text")))
+    notes = export(run, tmp_path / "out", "sentence_transformers")
+    assert any("title and text separated by the end of a text; give each document as a pair" in note for note in notes)
+    docs = [("red whale", "of the deep sea"), ("fox", "quick and red")]
+    store = corpus.tokenized([document(*one) for one in docs], run.doc.tokenizer)
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True).encode(docs)
+    np.testing.assert_allclose(theirs, encode.docs(run, store), atol=1e-5)
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):

@@ -102,6 +102,16 @@ def test_context_and_gradients_are_those_of_the_plain_form(length, heads, kv_hea
     assert max(found) < (1e-5 if dtype == "float32" else 0.02)
 
 
+def test_bfloat16_is_as_close_as_it_rounds():
+    query, key, value = (jnp.asarray(RNG.standard_normal((3, 41, n, 32)), jnp.bfloat16) for n in (4, 2, 2))
+    bias, drop = (
+        jnp.asarray(RNG.standard_normal((4, 41, 41)), jnp.float32),
+        HashedDropout(jnp.arange(7, 9, dtype=jnp.uint32), 20_000),
+    )
+    found = errors(query, key, value, bias, "fused", row_segments(3, 41), scale=0.3, window=Window(5, 3), drop=drop)
+    assert 1e-5 < max(found) < 0.02
+
+
 def test_a_traced_window_is_a_window():
     query, key, value = (jnp.asarray(RNG.standard_normal((2, 32, 2, 16)), jnp.float32) for _ in range(3))
     segments = row_segments(2, 32)

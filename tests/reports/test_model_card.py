@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tiny_run
 import de_jax
 from de_jax import cli, recipe_file
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
+from de_jax.files.outputs import write_json
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
 from de_jax.training.run import run_settings
@@ -131,12 +133,14 @@ def test_ids_that_a_command_always_keeps_are_no_change(run_dir):
 
 
 def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_this_machine(run_dir, tmp_path, dataset_dir):
+    sides = {"queries": {"trained_on": 1}, "documents": {"trained_on": 1234}}
+    write_json(run_dir / "data_report.json", {"sources": {"": {"name": "tiny", "pairs": 1, **sides}}})
     model_card.export(load_run(run_dir, 7), tmp_path / "sde", "safetensors", base_model="intfloat/e5-base")
     card = loaded(tmp_path / "sde")
     assert card.data.base_model == "intfloat/e5-base"
     assert card.data.library_name == "de_jax"
     assert card.data.license is None
-    assert "| tiny | beir_pairs | 1 | 1 | 10 |" in card.text
+    assert "| tiny | beir_pairs | 1 pairs, 1 queries, 1,234 documents |" in card.text
     assert '`de_jax.losses.in_batch.samtone` with `temperature = 0.05`, `same_tower = "query"`.' in card.text
     assert "| learning rate | `0.02` |" in card.text
     assert "| optimizer | `adafactor` |" in card.text
@@ -261,7 +265,7 @@ def test_recipes_are_written_as_the_card_reads_them():
     told = recipe_file.to_json(partial(beir_pairs, "data/scifact", options=PairsOptions(batch_size=8)))
     table = {"function": "x.table_pairs", "path": ["/home/someone/a.csv", "my-org/b"], "dev_path": "c.csv"}
     source, _ = model_card._sources({"function": "x.mixed_pairs", "sources": [told, table]})
-    rows = model_card._data({"sources": [told, table]}).splitlines()[2:]
-    assert rows == ["| data/scifact | beir_pairs |  |  |  |", "| a.csv, my-org/b | table_pairs |  |  |  |"]
+    rows = model_card._data({"sources": [told, table]}, Path("absent.json")).splitlines()[2:]
+    assert rows == ["| data/scifact | beir_pairs | not counted |", "| a.csv, my-org/b | table_pairs | not counted |"]
     assert (source["function"], source["dataset_dir"]) == ("de_jax.data.sources.training_set.beir_pairs", "data/scifact")
     assert source["options"]["batch_size"] == 8

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 from de_jax.files import folders
 from de_jax.mining.miner import Miner
 from de_jax.retrieval import faiss_filling, faiss_index
-from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
+from de_jax.retrieval.faiss_index import FaissIndex, index_builder
 from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.types import InputError
 
 
@@ -76,13 +78,13 @@ def test_a_corpus_of_equal_documents_is_ranked_by_id_downwards(monkeypatch):
 
 def test_all_lists_of_ivf_give_what_flat_gives(corpus):
     docs, ids, queries = corpus
-    index = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=SearchOptions(nprobe=16))
+    index = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=IndexSettings(nprobe=16))
     assert_same_ranking(index.search(queries, 20), FaissIndex.build(docs, ids).search(queries, 20), atol=1e-6)
 
 
 def test_one_list_of_ivf_may_hold_fewer_documents_than_asked(corpus):
     docs, ids, queries = corpus
-    found = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=SearchOptions(nprobe=1)).search(queries, 1900)
+    found = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=IndexSettings(nprobe=1)).search(queries, 1900)
     assert ((found.doc_rows == -1) == (found.scores == -np.inf)).all()
     assert (found.doc_rows[:, 0] >= 0).all()
     assert (found.doc_rows[:, -1] == -1).all()
@@ -92,7 +94,7 @@ def test_one_list_of_ivf_may_hold_fewer_documents_than_asked(corpus):
 def test_hnsw_finds_most_of_the_ten_best():
     docs, queries = clustered(np.random.default_rng(1), 2000, 100)
     expected = ExactIndex(docs, names(2000)).search(queries, 10).doc_rows
-    found = FaissIndex.build(docs, names(2000), factory="HNSW16", options=SearchOptions(ef_search=64)).search(queries, 10)
+    found = FaissIndex.build(docs, names(2000), factory="HNSW16", options=IndexSettings(ef_search=64)).search(queries, 10)
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.doc_rows, expected, strict=True)])
     assert recall > 0.9
     np.testing.assert_allclose(found.scores[:, 0], (queries * docs[found.doc_rows[:, 0]]).sum(axis=1), atol=1e-5)
@@ -128,7 +130,7 @@ def test_a_memory_mapped_corpus_is_added_part_by_part(corpus, tmp_path, monkeypa
     np.save(tmp_path / "docs.npy", docs)
     monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
     mapped = Corpus(np.load(tmp_path / "docs.npy", mmap_mode="r"))
-    index = FaissIndex.build(mapped, ids, factory="IVF8,Flat", train_size=400, options=SearchOptions(nprobe=8))
+    index = FaissIndex.build(mapped, ids, factory="IVF8,Flat", train_size=400, options=IndexSettings(nprobe=8))
     assert mapped.reads == [400, *[300] * 6, 200]
     assert_same_ranking(index.search(queries, 10), ExactIndex(docs, ids).search(queries, 10), atol=1e-6)
 
@@ -136,7 +138,7 @@ def test_a_memory_mapped_corpus_is_added_part_by_part(corpus, tmp_path, monkeypa
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "HNSW8", "IVF16,SQ8"])
 def test_a_saved_index_gives_the_same_ranking(corpus, tmp_path, factory):
     docs, ids, queries = corpus
-    options = SearchOptions(nprobe=4) if "IVF" in factory else SearchOptions()
+    options = IndexSettings(nprobe=4) if "IVF" in factory else IndexSettings()
     index = FaissIndex.build(docs, ids, factory=factory, options=options)
     index.save(tmp_path / "index")
     expected = index.search(queries, 10)
@@ -237,15 +239,16 @@ def test_other_files_are_not_replaced(tmp_path):
         ("Flat", {"nprobe": 4}, "nprobe does not apply to 'Flat'"),
         ("IVF2,Flat", {"ef_search": 4}, "efSearch does not apply to 'IVF2,Flat'"),
         ("IVF2,Flat", {"nprobe": 0}, "nprobe is 0"),
-        ("Flat", {"device": "tpu"}, "device is 'tpu'"),
-        ("Flat", {"device": "gpu", "gpu_mode": "split"}, "gpu_mode 'split'"),
-        ("Flat", {"device": "all_gpus"}, "FAISS sees no GPU"),
-        ("Flat", {"float16": True}, "float16 is for GPUs"),
+        ("Flat", {"faiss_device": "tpu"}, "faiss_device is 'tpu'"),
+        ("Flat", {"faiss_device": "gpu", "faiss_gpu_mode": "split"}, "faiss_gpu_mode is 'split'"),
+        ("Flat", {"faiss_device": "all_gpus"}, "FAISS sees no GPU"),
+        ("Flat", {"faiss_float16": True}, "float16 is for GPUs"),
     ],
 )
+@pytest.mark.usefixtures("as_users_have_it")
 def test_what_faiss_cannot_do_is_said_in_one_sentence(factory, options, message):
     with pytest.raises(InputError, match=message) as caught:
-        FaissIndex.build(np.eye(4, 3, dtype=np.float32), list("abcd"), factory=factory, options=SearchOptions(**options))
+        FaissIndex.build(np.eye(4, 3, dtype=np.float32), list("abcd"), factory=factory, options=IndexSettings(**options))
     assert ".cpp" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -284,8 +287,8 @@ def test_a_machine_without_faiss_is_told_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(InputError, match=sentence):
         FaissIndex.load(tmp_path)
     with pytest.raises(InputError, match=sentence):
-        index_builder("Flat")
-    assert isinstance(index_builder("exact")(np.eye(3, dtype=np.float32), list("abc")), ExactIndex)
+        index_builder(IndexSettings("Flat"))
+    assert isinstance(index_builder(IndexSettings("exact"))(np.eye(3, dtype=np.float32), list("abc")), ExactIndex)
 
 
 @pytest.fixture
@@ -317,12 +320,14 @@ def test_a_miner_is_told_what_no_gpu_does_before_anything_is_encoded(two_gpus):
 def test_gpus_hold_the_filled_index_as_asked(two_gpus, monkeypatch):
     monkeypatch.setattr(faiss_index, "GPU_DEPTH", 50)
     docs, ids = small_integers(np.random.default_rng(0), 90), names(90)
-    index = FaissIndex.build(docs, ids, options=SearchOptions(device="all_gpus", gpu_mode="replicate", float16=True))
+    index = FaissIndex.build(
+        docs, ids, options=IndexSettings(faiss_device="all_gpus", faiss_gpu_mode="replicate", faiss_float16=True)
+    )
     assert two_gpus == [(0, False, True, [0]), (90, False, True, None)]
     assert (index.search(docs, 40).doc_rows >= 0).all()
     with pytest.raises(InputError, match="k is 60; a GPU gives at most 50"):
         index.search(docs, 60)
-    FaissIndex.build(docs, ids, options=SearchOptions(device="gpu"))
+    FaissIndex.build(docs, ids, options=IndexSettings(faiss_device="gpu"))
     assert two_gpus[-1] == (90, True, False, [0])
 
 
@@ -331,11 +336,11 @@ def test_a_gpu_trains_and_fills_an_inverted_index_part_by_part(two_gpus, corpus,
     docs, ids, queries = corpus
     monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
     monkeypatch.setattr(faiss_filling, "PART_BYTES", 1)
-    cpu = FaissIndex.build(docs, ids, factory="IVF8,Flat", options=SearchOptions(nprobe=4))
+    cpu = FaissIndex.build(docs, ids, factory="IVF8,Flat", options=IndexSettings(nprobe=4))
     with monkeypatch.context() as patched:  # none of it on the CPU
         patched.setattr(faiss_filling, "on_gpus", lambda index: two_gpus.append("to fill") or faiss.clone_index(index))
-        options = SearchOptions(nprobe=4, device="all_gpus", float16=True, on_disk=on_disk)
-        found = index_builder("IVF8,Flat", options)(docs, ids, tmp_path).search(queries, 20)
+        options = IndexSettings(nprobe=4, faiss_device="all_gpus", faiss_float16=True, faiss_on_disk=on_disk)
+        found = index_builder(dataclasses.replace(options, index="IVF8,Flat"))(docs, ids, tmp_path).search(queries, 20)
     assert_same_ranking(found, cpu.search(queries, 20))
     filled = ["to fill"] if on_disk else [(0, True, True, [0])] * 2 + ["to fill", (2000, True, True, None)]
     assert two_gpus == filled
@@ -343,7 +348,7 @@ def test_a_gpu_trains_and_fills_an_inverted_index_part_by_part(two_gpus, corpus,
 
 def test_an_index_that_no_gpu_holds_is_refused_before_it_is_built(two_gpus):
     with pytest.raises(InputError, match=r"cannot put the index on a GPU \(This index type is not implemented on GPU\)"):
-        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"), factory="HNSW4", options=SearchOptions(device="gpu"))
+        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"), factory="HNSW4", options=IndexSettings(faiss_device="gpu"))
     assert two_gpus == []
 
 
@@ -352,34 +357,34 @@ def test_an_index_that_no_gpu_holds_is_refused_before_it_is_built(two_gpus):
     [
         ("nonsense", {}, "could not parse index string nonsense"),
         ("HNSW32", {"nprobe": 4}, "nprobe does not apply to 'HNSW32'"),
-        ("Flat", {"device": "gpu"}, "FAISS sees no GPU"),
+        ("Flat", {"faiss_device": "gpu"}, "FAISS sees no GPU"),
         ("exact", {"nprobe": 4}, "the exact index takes no nprobe"),
-        ("exact", {"on_disk": True}, "device or place on disk"),
-        ("HNSW8", {"on_disk": True}, "'HNSW8' cannot stay on disk; choose an inverted index"),
-        ("Flat", {"on_disk": True}, "'Flat' cannot stay on disk"),
-        ("IVF4,PQ8x4fs", {"on_disk": True}, "cannot stay on disk"),
-        ("IVF4,PQ8,RFlat", {"on_disk": True}, "cannot stay on disk"),
+        ("exact", {"faiss_on_disk": True}, "device or place on disk"),
+        ("HNSW8", {"faiss_on_disk": True}, "'HNSW8' cannot stay on disk; choose an inverted index"),
+        ("Flat", {"faiss_on_disk": True}, "'Flat' cannot stay on disk"),
+        ("IVF4,PQ8x4fs", {"faiss_on_disk": True}, "cannot stay on disk"),
+        ("IVF4,PQ8,RFlat", {"faiss_on_disk": True}, "cannot stay on disk"),
     ],
 )
 def test_a_choice_is_checked_before_there_are_embeddings(choice, options, message):
     with pytest.raises(InputError, match=message):
-        index_builder(choice, SearchOptions(**options))
+        index_builder(IndexSettings(choice, **options))
 
 
 def test_a_choice_that_depends_on_the_dimensions_is_left_to_building():
     docs = small_integers(np.random.default_rng(0), 300, dim=10)
-    build = index_builder("PQ5x4", SearchOptions())
+    build = index_builder(IndexSettings("PQ5x4"))
     assert (build(docs, names(300)).search(docs[:2], 3).doc_rows >= 0).all()
 
 
 def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch):
     docs, ids = small_integers(np.random.default_rng(0), 90), names(90)
-    first = index_builder("IVF4,Flat", SearchOptions(nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)
+    first = index_builder(IndexSettings("IVF4,Flat", nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)
     with monkeypatch.context() as patched:
         patched.setattr(FaissIndex, "build", None)
-        again = index_builder("IVF4,Flat", SearchOptions(nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)
+        again = index_builder(IndexSettings("IVF4,Flat", nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)
     np.testing.assert_array_equal(first.doc_rows, again.doc_rows)
-    index_builder("HNSW8")(docs, ids, tmp_path)
+    index_builder(IndexSettings("HNSW8"))(docs, ids, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -388,9 +393,9 @@ def test_an_index_on_disk_gives_the_rankings_of_one_in_memory(corpus, tmp_path, 
     docs, ids, queries = corpus
     monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
     monkeypatch.setattr(faiss_filling, "PART_BYTES", 1)
-    options = SearchOptions(nprobe=4, on_disk=True)
-    expected = FaissIndex.build(docs, ids, factory=factory, options=SearchOptions(nprobe=4)).search(queries, 20)
-    index = index_builder(factory, options)(docs, ids, tmp_path)
+    options = IndexSettings(nprobe=4, faiss_on_disk=True)
+    expected = FaissIndex.build(docs, ids, factory=factory, options=IndexSettings(nprobe=4)).search(queries, 20)
+    index = index_builder(dataclasses.replace(options, index=factory))(docs, ids, tmp_path)
     assert_same_ranking(index.search(queries, 20), expected)
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"index.faiss", "lists.bin", "ids.json", "manifest.json", "checksums.json"}
@@ -399,7 +404,9 @@ def test_an_index_on_disk_gives_the_rankings_of_one_in_memory(corpus, tmp_path, 
     assert "parts" not in mapped
     with monkeypatch.context() as patched:
         patched.setattr(FaissIndex, "build_on_disk", None)
-        assert_same_ranking(index_builder(factory, options)(docs, ids, tmp_path).search(queries, 20), expected)
+        assert_same_ranking(
+            index_builder(dataclasses.replace(options, index=factory))(docs, ids, tmp_path).search(queries, 20), expected
+        )
     index.save(tmp_path / "saved")  # elsewhere, and over the files it maps
     index.save(folder)
     for saved in (folder, tmp_path / "saved"):
@@ -416,7 +423,7 @@ def test_lists_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(c
         FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat")
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="an index on disk stands beside its embeddings"):
-        index_builder("IVF4,Flat", SearchOptions(on_disk=True))(docs, ids)
+        index_builder(IndexSettings("IVF4,Flat", faiss_on_disk=True))(docs, ids)
 
 
 @pytest.mark.soak
@@ -427,11 +434,12 @@ def test_an_index_of_four_times_the_memory_is_built_and_searched_on_disk(tmp_pat
         import resource, sys
         import numpy as np
         from de_jax.retrieval import faiss_filling
-        from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions
+        from de_jax.retrieval.faiss_index import FaissIndex
+        from de_jax.retrieval.index_settings import IndexSettings
         faiss_filling.ADD_DOCS, faiss_filling.PART_BYTES = 4096, 8 << 20
         docs, folder = np.load(sys.argv[1] + "/docs.npy", mmap_mode="r"), sys.argv[1] + "/index"
         ids = [str(i) for i in range(250_000)]
-        options = {"factory": "IVF16,Flat", "options": SearchOptions(nprobe=16), "train_size": 4096}
+        options = {"factory": "IVF16,Flat", "options": IndexSettings(nprobe=16), "train_size": 4096}
         FaissIndex.build(docs[:5000], ids[:5000], **options).search(docs[:5], 3)  # whatever FAISS allocates once
         used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
         resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20),) * 2)  # anonymous memory; mapped files do not count
@@ -462,7 +470,7 @@ def test_compressed_indexes_find_the_nearest_among_their_first(factory, tmp_path
     centres = rng.standard_normal((40, 32))
     docs = (centres[rng.integers(0, 40, 2000)] + 0.3 * rng.standard_normal((2000, 32))).astype(np.float32)
     queries = docs[:50] + 0.01 * rng.standard_normal((50, 32)).astype(np.float32)
-    options = SearchOptions(nprobe=4) if "IVF" in factory else SearchOptions()
+    options = IndexSettings(nprobe=4) if "IVF" in factory else IndexSettings()
     index = FaissIndex.build(docs, names(2000), factory=factory, options=options, seed=1)
     exact = ExactIndex(docs, names(2000)).search(queries, 10)
     found = index.search(queries, 100)
@@ -483,7 +491,7 @@ def test_inverted_lists_are_visited_by_their_number_wherever_they_stand_in_an_in
 
 def test_rows_beyond_the_corpus_and_lists_beyond_their_file_are_refused(corpus, tmp_path):
     docs, ids, queries = corpus
-    built = FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat", options=SearchOptions(nprobe=4))
+    built = FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat", options=IndexSettings(nprobe=4))
     built.save(tmp_path / "whole")
     lists = tmp_path / "index" / faiss_index.LISTS_FILE
 

@@ -337,7 +337,7 @@ def test_a_fresh_part_must_be_trained_and_a_base_should_not_be_random(monkeypatc
     monkeypatch.setattr("de_jax.recipe_checks.check_init_from", lambda *args, **options: None)
     model, start = model_of("t5"), Initialization(init_from="nowhere", init_new=(".*/projection/.*",))
     recipe = dataclasses.replace(recipe_of(model, Lora(rank=2)), initialization=start)
-    with pytest.raises(InputError, match=r"projection/kernel starts fresh, .*; name it in Lora\.trained too"):
+    with pytest.raises(InputError, match=r"projection/kernel starts fresh by .*; name it in Lora\.trained too"):
         recipe_checks.check_before_data(recipe, sharding.make_mesh(), model.shapes(), is_fresh=True)
     recipe = dataclasses.replace(recipe, adapters=Lora(rank=2, trained=start.init_new))
     recipe_checks.check_before_data(recipe, sharding.make_mesh(), model.shapes(), is_fresh=True)

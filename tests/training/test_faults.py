@@ -170,18 +170,3 @@ def test_out_of_memory_names_what_to_change_with_current_values():
     )
     assert not faults.is_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: else"))
     assert not faults.is_out_of_memory(ValueError("RESOURCE_EXHAUSTED: a disk"))
-
-
-def test_bytes_of_a_step_are_those_of_its_arrays_and_temporaries():
-    step = jax.jit(lambda state, batch: (jnp.sin(state.params["kernel"] @ batch.query).sum(axis=1), state))
-    square = jax.ShapeDtypeStruct((256, 256), np.float32)
-    found = faults.bytes_of_step(step, TrainState(0, {"kernel": square}, (), 0), Batch(square, 0, 0, 0))
-    assert 3 * 256 * 256 * 4 <= found <= 5 * 256 * 256 * 4
-
-
-def test_bytes_are_unknown_where_the_compiler_itself_finds_no_room():
-    class NoRoom:
-        def lower(self, state, batch):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
-
-    assert faults.bytes_of_step(NoRoom(), STATE, Batch(0, 0, 0, 0)) is None

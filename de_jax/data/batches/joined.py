@@ -73,7 +73,7 @@ class JoinedStore:
 class JoinedNegatives(NamedTuple):
     """The hard negatives of each source's pairs, in the rows of joined stores."""
 
-    parts: Sequence[tuple[Any, int]]  # of each source: None where it has none, and its texts' first row
+    parts: Sequence[tuple[Any, int]]  # of each source: None if it has none, and its texts' first row
     ends: np.ndarray  # int64: the pairs up to the end of each source
 
     def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
@@ -118,7 +118,7 @@ def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num
     """A teacher's scores of the pairs of all sources, whose documents stand in the rows of a joined store.
 
     Args:
-        sources: those of each; None where it has none.
+        sources: those of each; None if it has none.
         firsts: of each source, the joined row of its first document.
         num_pairs: of each source; the pairs of a source follow those of the source before.
     """

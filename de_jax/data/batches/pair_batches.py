@@ -52,7 +52,7 @@ class TrainingPairs(NamedTuple):
         hashes: of "queries" and "docs" that the manifests of negatives must have; empty for no check.
         passages: of documents with several passages; the best one for a query counts.
         drop_identical_ids: a document with the id of a query is no negative of it; see `input_policy`.
-        query_tokenizer, doc_tokenizer: of the stores; None where nothing else is tokenized.
+        query_tokenizer, doc_tokenizer: of the stores; None if nothing else is tokenized.
         neg_docs, neg_queries: int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` where a pair has fewer.
         scores: float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without.
         dev_qrels: judgements that score checkpoints, of texts in the stores.
@@ -63,7 +63,7 @@ class TrainingPairs(NamedTuple):
         parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
         told: the warnings of the import, given again whenever the folder is opened.
-        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None where rows
+        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None if rows
             tell texts apart.
     """
 
@@ -140,7 +140,7 @@ class Negatives(NamedTuple):
     num_drawn: int
 
     def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
-        """Rows [B, num_drawn] for the pairs `chosen` [B], each mined one at most once; `PADDING_ID` where there are too few."""
+        """Rows [B, num_drawn] for the pairs `chosen` [B], each mined one at most once; `PADDING_ID` if there are too few."""
         mined = self.rows[chosen]  # [B, mined]
         random = np.random.default_rng(key).random(mined.shape)
         order = np.argsort(np.where(mined == PADDING_ID, 1.0, random), axis=1, kind="stable")[:, : self.num_drawn]
@@ -189,7 +189,7 @@ class PairBatches:
         pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
-        epoch_steps: batches in an epoch; None if the batches hold pairs of other sources too.
+        epoch_steps, num_left_out: batches in an epoch, and pairs that it leaves out; None if batches hold other sources too.
     """
 
     def __init__(
@@ -220,11 +220,11 @@ class PairBatches:
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
-        self._plan, self._positives, self.epoch_steps = None, None, None
+        self._plan, self._positives, self.epoch_steps, self.num_left_out = None, None, None, None
         if not share.is_joined:
             by_text = pairs.by_text
             self._plan = EpochPlan(by_text, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
-            self.epoch_steps = self._plan.num_batches
+            self.epoch_steps, self.num_left_out = self._plan.num_batches, self._plan.num_left_out
             if self._plan.num_left_out >= 0.01 * len(by_text):
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(
@@ -235,11 +235,6 @@ class PairBatches:
             if options.mask_positives and np.bincount(by_text[:, 0]).max() > 1:  # else `mask_duplicates` masks the only one
                 self._positives = positives_of(by_text, pairs.query_store.num_texts)
         self._layouts: dict[str, layout.Layout] = {}
-
-    @property
-    def num_left_out(self) -> int | None:
-        """How many pairs an epoch leaves out; None where the batches hold pairs of other sources too."""
-        return self._plan.num_left_out if self._plan else None
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
@@ -449,7 +444,7 @@ def _in_turn(rows: np.ndarray, texts: np.ndarray, most: int, epoch: int) -> np.n
 def full_batches(
     pairs: Int64[np.ndarray, "P 2"], order: Int64[np.ndarray, " O"], batch_size: int, unique_in_batch: bool
 ) -> Int64[np.ndarray, "S B"]:
-    """Rows of `pairs` in an order, one batch per row; where none may hold a text twice, as many as are found."""
+    """Rows of `pairs` in an order, one batch per row; if none may hold a text twice, as many as are found."""
     batch = np.arange(len(order)) // batch_size
     queries, docs = pairs[order].T
     displaced = _repeats(batch, queries) | _repeats(batch, docs) if unique_in_batch else np.zeros(len(order), bool)

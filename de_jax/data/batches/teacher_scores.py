@@ -39,7 +39,7 @@ def of_array(
     Args:
         scores: NaN for a missing score.
         pairs: (query row, document row).
-        neg_docs: rows of the negatives that `scores` are of; None where none of them is drawn.
+        neg_docs: rows of the negatives that `scores` are of; None if none of them is drawn.
 
     Raises:
         InputError: another number of rows or columns than there are pairs and negatives.

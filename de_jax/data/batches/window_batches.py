@@ -100,7 +100,7 @@ def window_batches(
 ) -> Callable[..., Iterator[Batch]]:
     """An endless, resumable stream of batches: `window_batches(...)(start)` begins at step `start`.
 
-    Memory holds two to three windows. Ids of texts are 31-bit hashes of their ids, or of their tokens where there are no ids.
+    Memory holds two to three windows. Ids of texts are 31-bit hashes of their ids, or of their tokens if there are no ids.
 
     Args:
         shards: the source.

@@ -109,7 +109,7 @@ class Curriculum:
         return np.where(has_any, found, NONE).astype(np.int32)
 
     def _bounds(self, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """First and last + 1 of the ranks to draw from; never none where there is a query."""
+        """First and last + 1 of the ranks to draw from; never none if there is a query."""
         nothing = np.zeros_like(counts)
         if self.strategy == "random":
             return nothing, counts
@@ -161,7 +161,7 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
 
 
 def _letters(text: str) -> str:
-    """A text without case, accents, blanks and punctuation; where nothing else is in it, the text."""
+    """A text without case, accents, blanks and punctuation; if nothing else is in it, the text."""
     return "".join(filter(_is_kept, unicodedata.normalize("NFKD", text.casefold()))) or text.strip()
 
 

@@ -86,7 +86,7 @@ class CurriculumTexts:
         """The rows of `store` that stand for documents of a batch.
 
         Args:
-            doc_rows: the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` where there are fewer.
+            doc_rows: the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` if there are fewer.
             chosen: numbers of the pairs.
             step: of training, from 0.
         """

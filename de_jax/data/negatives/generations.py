@@ -134,7 +134,7 @@ def open_generation(negatives_dir: str | Path, number: int) -> Generation:
 
 
 def open_newest(folder: str | Path) -> Generation:
-    """The generation in a folder, or the newest whole one where it is a folder of generations; warns of newer ones.
+    """The generation in a folder, or the newest whole one if it is a folder of generations; warns of newer ones.
 
     Raises:
         InputError: none is there, or none is whole.

@@ -266,7 +266,7 @@ class MinedNegatives:
         return generation._replace(rows=rows_of_pairs(generation, self.texts))
 
     def _attempt(self, number: int, *, passes_over: type[InputError] = DamagedGeneration) -> Generation | None:
-        """A generation; None, and one warning, where it is refused, and again until its folder changes."""
+        """A generation; None, and one warning, if it is refused, and again until its folder changes."""
         state = self._state(number)
         if self._refused.get(number) == state:
             return None
@@ -325,7 +325,7 @@ def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: st
         negatives_dir: "{run_dir}" and "{source}" in it stand for `run_dir` and `source`.
         run_dir: gets the file of switches; "" for none.
         texts, options: of `MinedNegatives`.
-        source: its name, where there are several.
+        source: its name, if there are several.
     """
     name = SWITCHES_FILE.replace(".", f"_{source}.") if source else SWITCHES_FILE
     folder = negatives_dir.replace("{run_dir}", run_dir).replace("{source}", source)

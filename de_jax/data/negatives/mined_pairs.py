@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Float32, Int, Int32, Num
 
 from de_jax.types import PADDING_ID
 
@@ -31,7 +31,7 @@ class MinedPairs(NamedTuple):
         pairs: int32 [P, 2] (query, document).
         neg_docs: int32 [P, N], in the order drawn; `PADDING_ID` after shorter lists.
         neg_queries: int32 [P, M], the same of queries.
-        scores: float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none. None where
+        scores: float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none. None if
             others mined.
         query_ids, doc_ids: bytes [q] and [n], UTF-8.
     """
@@ -87,16 +87,16 @@ def of_lines(lines: Iterable[Mined]) -> MinedPairs:
         neg_docs.append([doc_rows.setdefault(one, len(doc_rows)) for one in line.neg_doc_ids])
         neg_queries.append([query_rows.setdefault(one, len(query_rows)) for one in line.neg_query_ids])
     table = np.array(pairs, np.int32).reshape(-1, 2)
-    return MinedPairs(table, padded(neg_docs), padded(neg_queries), None, encoded(query_rows), encoded(doc_rows))
+    docs, queries = (rectangle(lists, PADDING_ID, np.int32) for lists in (neg_docs, neg_queries))
+    return MinedPairs(table, docs, queries, None, encoded(query_rows), encoded(doc_rows))
 
 
-def padded(lists: Sequence[Sequence[int]]) -> Int32[np.ndarray, "P longest"]:
-    """Lists of rows as a table, filled up with `PADDING_ID`."""
+def rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtype: Any) -> Num[np.ndarray, "P longest"]:
+    """The lists as rows, filled up to the longest."""
     lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-    table = np.full((len(lists), int(lengths.max(initial=0))), PADDING_ID, np.int32)
-    table[np.arange(table.shape[1]) < lengths[:, None]] = np.fromiter(
-        itertools.chain.from_iterable(lists), np.int32, int(lengths.sum())
-    )
+    table = np.full((len(lists), int(lengths.max(initial=0))), filler, dtype)
+    values = np.fromiter(itertools.chain.from_iterable(lists), dtype, int(lengths.sum()))
+    table[np.arange(table.shape[1]) < lengths[:, None]] = values
     return table
 
 

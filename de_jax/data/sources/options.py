@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -133,18 +132,14 @@ class Share:
 
 def parts_of(source: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """The sources of a mixture; of any other source itself."""
-    with contextlib.suppress(KeyError):
-        if isinstance(found := bound(source, "sources"), Mapping) and found:
-            return tuple(found.values())
-    return (source,)
+    found = bound(source, "sources")
+    return tuple(found.values()) if isinstance(found, Mapping) and found else (source,)
 
 
 def options_of(source: Callable[..., Any]) -> PairsOptions | None:
     """The settings of a source of pairs, where it has such."""
-    with contextlib.suppress(KeyError):
-        found = bound(source, "options")
-        return found if isinstance(found, PairsOptions) else None
-    return None
+    found = bound(source, "options")
+    return found if isinstance(found, PairsOptions) else None
 
 
 def texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:

@@ -146,7 +146,7 @@ def table_pairs(
         split: of a `datasets` folder or a name of the hub; `options.dev_split` is the split that scores checkpoints.
         subset: of a name of the hub that has several.
         dev_path: a table that scores checkpoints; its documents are searched among those of both.
-        dev_fraction: where no other table does, the share of the queries whose pairs score checkpoints and are not trained on. A
+        dev_fraction: if no other table does, the share of the queries whose pairs score checkpoints and are not trained on. A
             query is among them or not by its text, whatever the table.
         skip_bad_rows: count rows that cannot be used on stderr instead of refusing them.
         options: how the pairs become batches; `tokenizer` must be set.
@@ -211,7 +211,7 @@ def _cache_dir(cache_dir: str) -> Path:
 
 
 def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOptions) -> None:
-    """Whether the texts were tokenized as the options say, where they say anything."""
+    """Whether the texts were tokenized as the options say, if they say anything."""
     given = {"tokenizer": (options.tokenizer, store.query_tokenizer), "doc_tokenizer": (options.doc_tokenizer, store.doc_tokenizer)}
     for name, (wanted, there) in given.items():
         if wanted and opened(wanted).fingerprint != there.fingerprint:
@@ -243,7 +243,7 @@ def save(
     Args:
         folder: under a temporary name, see `Kind.writing`.
         parts: the tasks, in the order of their pairs.
-        arrays: "pairs", "neg_docs" or "neg_queries" where anything was mined, and "scores" where there are any.
+        arrays: "pairs", "neg_docs" or "neg_queries" where anything was mined, and "scores" if there are any.
         dev_qrels: judgements, by id.
         made_from: equal for folders with equal content.
         told: the warnings of the import.

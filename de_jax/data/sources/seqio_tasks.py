@@ -72,7 +72,7 @@ def load_tasks(
     *,
     skip_empty: bool = False,
 ) -> None:
-    """Imports the module that registers a task, and calls its `register` where there are arguments for it.
+    """Imports the module that registers a task, and calls its `register` if there are arguments for it.
 
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
@@ -153,7 +153,7 @@ def _parts(name: str) -> list[tuple[Any, float]]:
 
 
 def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
-    """A task as the writer of pairs wants it; texts come from tasks of their own where there are any."""
+    """A task as the writer of pairs wants it; texts come from tasks of their own if there are any."""
     if split not in task.splits:
         raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
     texts: dict[str, TextSource | None] = dict.fromkeys(SIDES)
@@ -168,7 +168,7 @@ def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
 
 
 def _texts_task(task: Any, side: str) -> Any:
-    """The task that holds the texts of one side: `<task>_docs` where that is registered, else the task of pairs itself."""
+    """The task that holds the texts of one side: `<task>_docs` if that is registered, else the task of pairs itself."""
     registry = import_seqio().TaskRegistry
     own = f"{task.name}_{SIDES[side]}"
     found = registry.get(own) if own in registry.names() else task

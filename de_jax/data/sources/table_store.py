@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from de_jax.data.batches.pair_batches import TrainingPairs
+from de_jax.data.negatives.mined_pairs import rectangle
 from de_jax.data.sources import pair_store
 from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
@@ -92,8 +93,8 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
                 negatives.append(others)
                 scored.append([score, *one.neg_scores])
         pairs.append(np.array(rows, np.int32).reshape(-1, 2))
-        mined.append(_rectangle(negatives, PADDING_ID, np.int32))
-        scores.append(_rectangle(scored, np.nan, np.float32))
+        mined.append(rectangle(negatives, PADDING_ID, np.int32))
+        scores.append(rectangle(scored, np.nan, np.float32))
     arrays = {"pairs": np.concatenate(pairs)}
     if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
         arrays["neg_docs"] = negative_rows
@@ -112,7 +113,7 @@ def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> It
     """The examples of both tables with their split, "train" or "dev", many at a time; see `write_pairs` and `Reading`.
 
     Raises:
-        InputError: at the end, where there is nothing to train on, or no relevant document for the queries of "dev".
+        InputError: at the end, if there is nothing to train on, or no relevant document for the queries of "dev".
     """
     num_pairs: dict[str, int] = {}
 
@@ -150,10 +151,6 @@ class _Texts:
     def __init__(self, write: Callable[[list[str], list[str]], None]) -> None:
         """`write` gets the ids and the texts that are new, in order."""
         self._write, self._rows = write, _RowsByDigest()
-
-    @property
-    def num_texts(self) -> int:
-        return self._rows.num_rows
 
     def add(self, texts: Sequence[str]) -> np.ndarray:
         """The row of each text, int32."""
@@ -206,15 +203,6 @@ def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable
             raise InputError(f"{name}: {error}") from None
 
     return write
-
-
-def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtype: type) -> np.ndarray:
-    """The lists as rows, filled up to the longest."""
-    width = max(map(len, lists), default=0)
-    filled: np.ndarray = np.full((len(lists), width), filler, dtype)
-    for row, values in enumerate(lists):
-        filled[row, : len(values)] = values
-    return filled
 
 
 def digest(text: str) -> bytes:

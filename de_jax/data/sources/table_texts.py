@@ -64,7 +64,7 @@ def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None,
 
     Args:
         out_dir: absent, empty, or a former one, which is replaced.
-        tables: to read; twice where they have hard negatives.
+        tables: to read; twice if they have hard negatives.
         read: gets the reading of each table, with its counts of rows.
         only_split: the name of the only split, instead; then the table may lack queries.
 

@@ -61,12 +61,12 @@ class TrainingSet(NamedTuple):
     query: Side
     doc: Side
     dev: DevSet | None
-    query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
+    query_ids: Sequence[str] | None = None  # by `Batch.query_id`, if that is a row of something
     doc_ids: Sequence[str] | None = None
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
-    texts_of_a_pair: Mapping[str, int] | None = None  # for `train_step.batch_shapes`; None where the source does not tell
+    texts_of_a_pair: Mapping[str, int] | None = None  # for `train_step.batch_shapes`; None if the source does not tell
     sources: Mapping[str, TrainingSet] = MappingProxyType({})
     source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
 
@@ -135,7 +135,7 @@ def negative_counts(numbers: np.ndarray) -> dict[str, Any]:
 
 
 def of_source(name: str, source: str) -> str:
-    """What "loss" or "negatives/staleness" is called where it is of one source of a mixture: "negatives/<source>/staleness"."""
+    """What "loss" or "negatives/staleness" is called if it is of one source of a mixture: "negatives/<source>/staleness"."""
     if not source:
         return name
     group, *rest = name.split("/", 1)
@@ -368,7 +368,7 @@ def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
 
 
 def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages: int) -> PassageStore | None:
-    """The passages of documents; None where each is one text."""
+    """The passages of documents; None if each is one text."""
     if max_passages == 1:
         return None
     if prompt_of(tokenizer):
@@ -420,7 +420,7 @@ def open_stores(
 
 
 def store_dir(cache_dir: str | Path) -> Path:
-    """Where token stores are kept: `cache_dir`, or where none is named a folder under `files.cache_dir()`."""
+    """Where token stores are kept: `cache_dir`, or if none is named a folder under `files.cache_dir()`."""
     return Path(cache_dir) if cache_dir else outputs.cache_dir() / "token_stores"
 
 

@@ -149,7 +149,7 @@ class TokenStore:
 
 
 def rows_by_id(ids: np.ndarray, order: np.ndarray, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:
-    """The row of each id among `ids`, bytes [n] that `order` sorts; -1 for a missing one."""
+    """The row of each id among `ids`, bytes [n] that `order` sorts; -1 if it is missing."""
     if not isinstance(text_ids, np.ndarray):
         text_ids = np.array([text_id.encode() for text_id in text_ids], dtype=bytes)
     keys = text_ids.astype(ids.dtype)  # [r], cut to the longest of `ids`
@@ -283,7 +283,7 @@ def cached_token_store(
     def build(folder: Path) -> TokenStore:
         try:
             return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
-        except InputError as error:  # of ids and tokens: the store has no file
+        except InputError as error:  # of ids and tokens: the store knows no file
             raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
     store = folders.build_once(store_dir, open_token_store, build)

@@ -154,7 +154,7 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
 
 
 def dev_split(dataset_dir: str | Path) -> str | None:
-    """The name of the split that checkpoints are chosen by, "dev"; None where the folder has none."""
+    """The name of the split that checkpoints are chosen by, "dev"; None if the folder has none."""
     return "dev" if "dev" in find_splits(dataset_dir) else None
 
 

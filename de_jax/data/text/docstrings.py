@@ -60,7 +60,7 @@ def read_file(path: Path, module: str) -> list[Docstring]:
 
 
 def split_docstring(docstring: str) -> tuple[str, str] | None:
-    """(summary, rest) of a docstring, both free of markup; None where it is not usable."""
+    """(summary, rest) of a docstring, both free of markup; None if it is not usable."""
     head, *paragraphs = re.split(r"\n[ \t]*\n", docstring.strip(), maxsplit=1)
     lines = head.splitlines()
     body = "\n\n".join(paragraphs)

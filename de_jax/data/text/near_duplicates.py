@@ -28,10 +28,7 @@ _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _NUM_BANDS * _BAND_RO
 
 def shingles(text: str) -> UInt64[np.ndarray, " s"]:
     """The distinct three-word sequences of a text, hashed, in ascending order; case and punctuation do not count."""
-    return _shingles(np.array([_hash_word(word) for word in _WORD.findall(text.lower())], dtype=np.uint64))
-
-
-def _shingles(words: UInt64[np.ndarray, " w"]) -> UInt64[np.ndarray, " s"]:
+    words = np.array([_hash_word(word) for word in _WORD.findall(text.lower())], dtype=np.uint64)
     padded = np.pad(words, (0, max(SHINGLE_WORDS - len(words), 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, SHINGLE_WORDS)  # [s, 3]
     return np.unique(_mix((windows * _WEIGHTS[None, :]).sum(axis=1, dtype=np.uint64)))
@@ -102,7 +99,8 @@ class Resemblances:
         self._prepare(np.concatenate([first, second]))
         sizes, bits = (self._sizes[first], self._sizes[second]), (self._bits[first], self._bits[second])
         lacking = [np.bitwise_count(own & ~other).sum(axis=1, dtype=np.int32) for own, other in (bits, bits[::-1])]
-        exceeds = _jaccard(np.minimum(sizes[0] - lacking[0], sizes[1] - lacking[1]), *sizes) > self._limit
+        most = np.minimum(sizes[0] - lacking[0], sizes[1] - lacking[1])
+        exceeds = most / (sizes[0] + sizes[1] - most) > self._limit
         maybe = np.flatnonzero(exceeds)
         for pairs in self._blocks(first[maybe], second[maybe]):
             both = maybe[pairs]
@@ -111,7 +109,7 @@ class Resemblances:
             order = np.lexsort([values, owners])
             is_shared = (np.diff(owners[order]) == 0) & (np.diff(values[order]) == 0)
             shared = np.bincount(owners[order][1:][is_shared], minlength=len(both))
-            exceeds[both] = _jaccard(shared, sizes[0][both], sizes[1][both]) > self._limit
+            exceeds[both] = shared / (sizes[0][both] + sizes[1][both] - shared) > self._limit
         return exceeds
 
     def _prepare(self, rows: np.ndarray) -> None:
@@ -148,10 +146,6 @@ class Resemblances:
         owners, values = owners[order], values[order]
         is_first = np.append(True, (np.diff(owners) != 0) | (np.diff(values) != 0))
         return owners[is_first], values[is_first]
-
-
-def _jaccard(shared: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return shared / (first + second - shared)
 
 
 def resemblance(first: AbstractSet[int], second: AbstractSet[int]) -> float:

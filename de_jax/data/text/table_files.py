@@ -9,10 +9,13 @@ from __future__ import annotations
 import csv
 import glob
 import hashlib
+import itertools
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -23,8 +26,8 @@ from de_jax.files import json_objects, reading
 from de_jax.settings import LOCAL, Record, file_name, list_of, needs
 from de_jax.types import InputError
 
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 64 << 20
-_ARROW_FILE = b"ARROW1"
+_ROWS_AT_ONCE, _BYTES_AT_ONCE, _BYTES_OF_A_BATCH = 1024, 64 << 20, 1 << 30
+_ARROW_FILE, _ARROW_FILE_START = b"ARROW1", 8
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
@@ -137,7 +140,7 @@ def read(table: Table, wanted: Wanted = tuple) -> Iterator[Row]:
 
 
 def _paths(source: Any) -> list[str] | None:
-    """The paths that a table names; None where it is the rows themselves."""
+    """The paths that a table names; None if it is the rows themselves."""
     if isinstance(source, str | Path):
         return [str(source)]
     is_paths = isinstance(source, list | tuple) and all(isinstance(one, str | Path) for one in source)
@@ -325,41 +328,54 @@ def _unquoted(path: Path) -> Iterator[Cells]:
             yield line, raw.decode("utf-8", "surrogateescape").rstrip("\r\n").split("\t"), ""
 
 
-def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = import_pyarrow(path)
+def _parquet(path: Path, wanted: Wanted) -> Iterator[Any]:
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path, memory_map=True) as file:
-            names, plain, leaves = _chosen(path, file.schema_arrow.names, wanted), file.schema_arrow, file.schema
-            size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
-            rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
-            texts = [
-                leaf.path
-                for leaf in map(leaves.column, range(len(leaves)))
-                if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level
-            ]
-        # A text that many rows share stands once in the file, and would be a copy in each row of a batch.
-        with parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
-            batches = file.iter_batches(batch_size=rows, columns=names)
-            yield from _of_batches(path, (part for batch in batches for part in _bounded(path, batch, plain)))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
-        raise _damaged(path, error) from None
+    with parquet.ParquetFile(path, memory_map=True) as file:
+        names, plain, leaves = _chosen(path, file.schema_arrow.names, wanted), file.schema_arrow, file.schema
+        size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+        rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
+        columns = map(leaves.column, range(len(leaves)))
+        texts = [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and not one.max_repetition_level]
+    # A text that many rows share stands once in the file, and would be a copy in each row of a batch.
+    with parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+        for batch in file.iter_batches(batch_size=rows, columns=names):
+            yield from _bounded(path, batch, plain)
 
 
-def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = import_pyarrow(path)
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
-            file.seek(0)
-            opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
-            names = _chosen(path, opened.schema.names, wanted)
-            batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
-            parts = (batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), _ROWS_AT_ONCE))
-            yield from _of_batches(path, (part.select(names) for part in parts))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
-        raise _damaged(path, error) from None
+def _arrow(path: Path, wanted: Wanted) -> Iterator[Any]:
+    from pyarrow import ipc, memory_map
+
+    with memory_map(str(path)) as file:
+        is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        file.seek(_ARROW_FILE_START if is_file else 0)
+        if (size := max(map(_unfolded, ipc.MessageReader.open_stream(file)), default=0)) > _BYTES_OF_A_BATCH:
+            raise InputError(f"{path}: rows in one batch take {size:,} bytes unfolded; write it in batches of fewer rows.")
+        file.seek(0)
+        opened = ipc.open_file(file) if is_file else ipc.open_stream(file)
+        names = _chosen(path, opened.schema.names, wanted)
+        for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
+            for start in range(0, len(batch), _ROWS_AT_ONCE):
+                yield from _bounded(path, batch.slice(start, _ROWS_AT_ONCE).select(names), opened.schema)
+
+
+def _unfolded(message: Any) -> int:
+    """The bytes of a message of Arrow whose buffers are compressed, each behind its length; 0 for other messages."""
+    from flatbuffers.table import Table as Fields
+
+    def field(fields: Any, number: int) -> Any:
+        place = fields.Offset(4 + 2 * number)
+        return Fields(fields.Bytes, fields.Indirect(place + fields.Pos)) if place else None
+
+    raw = message.metadata.to_pybytes()
+    batch = field(Fields(raw, int.from_bytes(raw[:4], "little")), 2) if message.type != "schema" else None
+    batch = field(batch, 1) if message.type == "dictionary" else batch
+    if batch is None or field(batch, 3) is None or not batch.Offset(8):
+        return 0
+    start, number = (of(batch.Offset(8)) for of in (batch.Vector, batch.VectorLen))
+    buffers = [struct.unpack_from("<qq", raw, start + 16 * place) for place in range(number)]
+    lengths = (int.from_bytes(message.body[place : place + 8], "little", signed=True) for place, size in buffers if size)
+    return sum(max(0, length) for length in lengths)  # -1 is of a buffer that is not compressed
 
 
 def _chosen(path: Path, names: Sequence[str], wanted: Wanted) -> list[str]:
@@ -386,19 +402,23 @@ def _num_bytes(array: Any) -> int:
     import pyarrow
     from pyarrow import compute
 
-    if isinstance(array, pyarrow.DictionaryArray):
-        return len(array) * (compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
+    if isinstance(array, pyarrow.DictionaryArray | pyarrow.RunEndEncodedArray):
+        values = array.dictionary if isinstance(array, pyarrow.DictionaryArray) else array.values
+        is_text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+        return len(array) * int((compute.max(compute.binary_length(values)).as_py() if is_text else values.nbytes) or 0)
     if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
         return _num_bytes(array.flatten())
     return sum(map(_num_bytes, array.flatten())) if isinstance(array, pyarrow.StructArray) else int(array.nbytes)
 
 
-def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
-    row = 0
-    for batch in batches:
-        for record in _records(batch):
-            row += 1
+def _of_batches(batches_of: Callable[[Path, Wanted], Iterator[Any]], path: Path, header: Any, wanted: Wanted) -> Iterator[Row]:
+    pyarrow = import_pyarrow(path)
+    try:
+        records = itertools.chain.from_iterable(map(_records, batches_of(path, wanted)))
+        for row, record in enumerate(records, start=1):
             yield Row(f"{path}, row {row}", record or {}, "not UTF-8 text" if record is None else "")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:  # UnicodeDecodeError: a column's name
+        raise _damaged(path, error) from None
 
 
 def _records(batch: Any) -> list[dict[str, Any] | None]:
@@ -417,7 +437,7 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
 
 
 def import_pyarrow(path: Path) -> Any:
-    """The package; raises InputError, with the extra that installs it, where it is absent."""
+    """The package; raises InputError, with the extra that installs it, if it is absent."""
     with needs("tables", str(path)):
         import pyarrow
     return pyarrow
@@ -433,6 +453,6 @@ def _suffix(path: Path) -> str:
     return "" if path.suffix == ".gz" and suffix in _BINARY else suffix
 
 
-_BINARY: Mapping[str, Callable[[Path, Sequence[str], Wanted], Iterator[Row]]]
-_BINARY = {".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow}
+_BINARY: dict[str, Any] = {".arrow": partial(_of_batches, _arrow), ".parquet": partial(_of_batches, _parquet)}
+_BINARY[".feather"] = _BINARY[".arrow"]
 _READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".json": _jsonl, **_BINARY}

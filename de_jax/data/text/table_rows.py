@@ -101,7 +101,7 @@ class Reading:
     def __init__(self, table: Table, *, as_texts: bool = False) -> None:
         """Reads nothing yet; raises `InputError` where a column is named for something else than query, doc, ...
 
-        With `as_texts`, for searching and scoring, rows have ids where there are columns of them, and need no query.
+        With `as_texts`, for searching and scoring, rows have ids if there are columns of them, and need no query.
         """
         if unknown := [name for name in table.columns if name not in NAMES]:
             raise InputError(f"a table has no '{unknown[0]}'; its columns can be named for {', '.join(NAMES)}.")
@@ -272,8 +272,10 @@ def _ids(values: Mapping[str, Any], column: str) -> list[str]:
     found = ["" if _is_missing(one) else one for one in several]
     if wrong := next((one for one in found if not isinstance(one, str | int) or isinstance(one, bool)), None):
         raise ValueError(f"column {column!r} holds {_kind(wrong)}, not an id: a text or a whole number")
-    if wrong := next((one for one in found if isinstance(one, str) and any(mark in one for mark in "\t\n\r\0")), None):
-        raise ValueError(f"column {column!r} holds {_kind(wrong)}; an id has no tab, line break or null")
+    if wrong := next((one for one in found if len(str(one)) > 600 or any(mark in str(one) for mark in "\t\n\r\0")), None):
+        raise ValueError(
+            f"column {column!r} holds {_kind(wrong)}; an id has no tab, line break or null, and 600 characters at most"
+        )
     return [str(one).strip() for one in found]
 
 
@@ -283,7 +285,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _cell(values: Mapping[str, Any], columns: Columns, role: str) -> Any:
-    """A value that may be absent; None where there is no such column, or nothing in it."""
+    """A value that may be absent; None if there is no such column, or nothing in it."""
     if role not in columns:
         return None
     value = values[columns[role][0]]
@@ -391,7 +393,7 @@ def _number(value: Any, column: str) -> float:
 
 
 def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_docs: int) -> list[float]:
-    """For each document 0 where it is not relevant, `NO_SCORE` where it is, or its score."""
+    """For each document 0 if it is not relevant, `NO_SCORE` where it is, or its score."""
     column = columns["label"][0]
     several = list_cells.numbers(_cell(values, columns, "label"), column, "labels")
     if len(several) != num_docs:

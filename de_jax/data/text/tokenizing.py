@@ -250,7 +250,7 @@ class PromptedTokenizer:
         outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt, **fields})
 
     def _parts(self, text: str) -> list[str]:
-        """The parts that are encoded separately: the fields of a document, the first with the prompt, or a whole text."""
+        """The parts that are encoded apart: the fields of a document, the first with the prompt, or a whole text."""
         if isinstance(text, Prompted):
             return [text]
         first, *others = [part for name in self.fields if (part := field_of(text, name))] or [text]
@@ -300,7 +300,7 @@ def fields_of(tokenizer: Tokenizer) -> tuple[FieldName, ...]:
 
 
 def mask_id(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that stands for a masked one; None where the vocabulary has none, as sentencepiece models have not."""
+    """The id of the token that stands for a masked one; None if the vocabulary has none, as sentencepiece models have not."""
     own = bare(tokenizer)
     return own.mask_id if isinstance(own, JsonTokenizer) else None
 

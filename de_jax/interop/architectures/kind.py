@@ -147,9 +147,9 @@ class Setting(NamedTuple):
     """Where config.json has a field of an encoder, for both ways."""
 
     name: str
-    default: Any = None  # where it does not say; None where it must
+    default: Any = None  # where it does not say; None if it must
     method: str = "size"  # of `Settings`
-    attribute: str | None = None  # of the encoder, to be written; the field where it is None
+    attribute: str | None = None  # of the encoder, to be written; the field if it is None
     options: Mapping[str, Any] = {}  # of the method
 
     def read(self, settings: Settings) -> Any:
@@ -191,7 +191,7 @@ class Kind:
         own_name: the name that transformers gives an array of a folder today, in an encoder alone.
         heads: regular expressions of arrays that published models carry beside the encoder.
         kept: a regular expression of heads that an export writes again, as transformers' encoder has them.
-        position_pad_id: the padding id that the position table depends on; None where no position depends on it.
+        position_pad_id: the padding id that the position table depends on; None if no position depends on it.
         is_shift_free: whether padding before a text changes no embedding.
         is_renamed: whether transformers calls kernels otherwise than their file does, so that no adapter finds them by that name.
     """

@@ -39,8 +39,8 @@ class Alignment:
     Attributes:
         measure: "kl_divergence" of the towers' embeddings of the same queries; or a score on the dev set, the slow alternative of
             section 4.2.1, "ndcg@10" for example.
-        delta: the divergence below which the towers are aligned; None for the paper's 250, scaled to the dimensions, where the
-            towers begin above it, and for none where they do not. A score has none: it is waited for until it rises no more.
+        delta: the divergence below which the towers are aligned; None for the paper's 250, scaled to the dimensions, or for no
+            threshold if the towers begin below it. Scores have no threshold; they stop on a plateau.
         patience: measurements in a row without a better one after which the stage is over; None for no end.
         every_steps: updates between two measurements; an epoch in the paper.
     """
@@ -159,7 +159,7 @@ def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, d
     Args:
         x: of P, in DAFT the document tower's embeddings of the validation queries.
         y: of Q, in DAFT the query tower's embeddings of the same queries.
-        dim: of the space that both lie in, where they do not fill all D: a density falls with the dim-th power of the distance.
+        dim: of the space that both lie in, if they do not fill all D: a density falls with the dim-th power of the distance.
 
     Raises:
         InputError: fewer than two different rows in `x`, no row in `y`, or values that are not finite.

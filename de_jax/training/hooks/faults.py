@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 from de_jax.training.mesh import sharding
-from de_jax.types import Array, Batch, InputError, Params, TrainState
+from de_jax.types import Array, Batch, InputError, Params
 
 MAX_PAIRS = 8
 """Pairs or texts of a batch that a sentence names."""
@@ -91,7 +91,7 @@ def non_finite(
 
 
 def pair_name(query_ids: Sequence[str] | None, doc_ids: Sequence[str] | None, batch: Batch, row: int) -> str:
-    """`Explanation.name` of a pair, by the ids of the rows of its stores where they are known."""
+    """`Explanation.name` of a pair, by the ids of the rows of its stores if they are known."""
     return f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
 
 
@@ -125,21 +125,6 @@ def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, nu
         f"the device ran out of memory ({reason}){count}: {', '.join(tries)}, or take more devices{explanation.devices} "
         f"(the mesh is {axes})."
     )
-
-
-def bytes_of_step(step_fn: Any, state: TrainState, batch: Batch) -> int | None:
-    """The memory of a compiled step on each device with arguments and results; None if it cannot be compiled.
-
-    Args:
-        step_fn: jitted.
-        state, batch: arrays, or shapes with shardings.
-    """
-    try:
-        memory = step_fn.lower(state, batch).compile().memory_analysis()
-    except jax.errors.JaxRuntimeError:
-        return None
-    sizes = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
-    return sum(sizes) - memory.alias_size_in_bytes
 
 
 def _id(row: int, ids: Sequence[str] | None) -> str:

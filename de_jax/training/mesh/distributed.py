@@ -116,7 +116,7 @@ def all_agree(decision: bool) -> bool:
 
 
 class StopOnSignal:
-    """Remembers SIGTERM, and Ctrl-C where that is asked for, so that the run saves after the step that is running and stops.
+    """Remembers SIGTERM, and Ctrl-C if that is asked for, so that the run saves after the step that is running and stops.
 
     Used as a context manager; outside of it the signal has its former meaning. Of several processes it is enough that one gets
     the signal: all stop after the same step. On another thread than the main one, which gets no signals, nothing changes.
@@ -127,7 +127,7 @@ class StopOnSignal:
 
     def __init__(self) -> None:
         self._asked: str | None = None
-        self._is_alone = jax.process_count() == 1  # JAX itself listens for the signal where there are several processes
+        self._is_alone = jax.process_count() == 1  # JAX itself listens for the signal if there are several processes
         self._listens = self._is_alone and threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> StopOnSignal:

@@ -1,7 +1,7 @@
 """The cost of a compiled program, read from its HLO text: products and collectives, inside loops as often as they run.
 
 Memory is the compiler's own figure (`memory_analysis`). Its `cost_analysis` has no collectives and counts the body of a loop once,
-while layers, chunks of a batch and blocks of a loss are loops; where there is no loop, its FLOPs and these are the same.
+while layers, chunks of a batch and blocks of a loss are loops; if there is no loop, its FLOPs and these are the same.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _executions(program: _Program) -> tuple[Counter[str], int]:
 
 
 def _trips(loop: _Instruction, program: _Program) -> int | None:
-    """Trips of a loop that counts from 0 in steps of 1, as JAX makes them; None where its condition has another form."""
+    """Trips of a loop that counts from 0 in steps of 1, as JAX makes them; None if its condition has another form."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
         return int(known[1])
     condition = program[dict(_CALLED.findall(loop.attributes))["condition"].removeprefix("%")]

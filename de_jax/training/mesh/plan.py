@@ -53,7 +53,7 @@ class Topology(NamedTuple):
 
     name: str
     devices: list[Any]
-    chip: Chip | None  # None where the devices are simulated
+    chip: Chip | None  # None if the devices are simulated
 
 
 class Memory(NamedTuple):
@@ -136,14 +136,8 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
             raise
         return Plan(None, None, _first_sentence(str(error)), time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    sizes = compiled.memory_analysis()
-    memory = Memory(
-        sizes.argument_size_in_bytes,
-        sizes.output_size_in_bytes,
-        sizes.alias_size_in_bytes,
-        sizes.temp_size_in_bytes,
-        sizes.generated_code_size_in_bytes,
-    )
+    sizes, kinds_of_bytes = compiled.memory_analysis(), ("argument", "output", "alias", "temp", "generated_code")
+    memory = Memory(*(getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds_of_bytes))
     text = compiled.as_text()
     kinds = tuple(kind for kind, scope in (("fused", attention.FUSED), ("plain", attention.PLAIN)) if scope in text)
     return Plan(memory, hlo.read_costs(text, mesh.size), None, seconds, kinds)

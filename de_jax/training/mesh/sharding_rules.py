@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -72,16 +72,31 @@ def with_shardings(abstract: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), abstract, shardings)
 
 
-def compiled_step(train_step: Any, shardings: TrainState, mesh: Mesh) -> Any:
-    """`train_step` under jit on the mesh; the state is donated and comes back as it lay, so that nothing is compiled again."""
+class CompiledStep(NamedTuple):
+    """An update under jit, with the numbers that are arguments of its program."""
+
+    program: Any
+    numbers: tuple[Any, ...]
+
+    def __call__(self, state: TrainState, batch: Any) -> Any:
+        return self.program(state, batch, *self.numbers)
+
+    def lower(self, state: TrainState, batch: Any) -> Any:
+        return self.program.lower(state, batch, *self.numbers)
+
+
+def compiled_step(train_step: Any, shardings: TrainState, mesh: Mesh) -> CompiledStep:
+    """`train_step` under jit on the mesh; the state is donated. What `functools.partial` bound to it are arguments of it."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return jax.jit(
-        sharding.traced_on(mesh, train_step),
-        in_shardings=(shardings, sharding.by_rows(mesh)),
-        out_shardings=(shardings, sharding.replicated(mesh)),
+    numbers = tuple(getattr(train_step, "keywords", {}).values())
+    program = jax.jit(
+        sharding.traced_on(mesh, getattr(train_step, "func", train_step)),
+        in_shardings=(shardings, sharding.by_rows(mesh), *[sharding.replicated(mesh)] * len(numbers)),
+        out_shardings=(shardings, sharding.replicated(mesh)),  # as it lay, so that nothing is compiled again
         donate_argnums=0,
         compiler_options=CPU_OPTIONS if is_cpu else None,
     )
+    return CompiledStep(program, numbers)
 
 
 def _on(mesh: Mesh, specs: Any) -> Any:

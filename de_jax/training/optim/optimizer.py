@@ -38,7 +38,7 @@ def linear(
         num_steps: updates of the whole run.
         warmup_steps: updates before the peak.
         end: learning rate of the last update.
-        decay_steps: the update that reaches `end`, where it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
+        decay_steps: the update that reaches `end`, if it is not the run's last: 1,000,000 in ANCE's code (Xiong et al. 2021).
     """
     return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress, decay_steps)
 
@@ -164,7 +164,7 @@ def make_optimizer(
         schedule: learning rate per update.
         params: the tree to update; arrays or their shapes.
         clip_norm: largest global norm of the trained parameters' gradients; None for no limit.
-        learning_rate_factors: factor by pattern; where several match a path the last one counts.
+        learning_rate_factors: factor by pattern; if several match a path the last one counts.
         frozen: patterns of parameters that keep their values, bit for bit.
         alternate: patterns that are trained in turn, see `alternating`.
         known: the parameters that factors and `frozen` may name, where `params` are only some of them; by default `params`.
@@ -267,17 +267,18 @@ def _after_warmup(
     peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array], decay_steps: int | None = None
 ) -> Schedule:
     """Linear warm-up, then `decay` of the progress in [0, 1] from its end to update `decay_steps`, by default the run's last."""
-    if warmup_steps > num_steps:
+    if not isinstance(num_steps, jax.Array) and warmup_steps > num_steps:
         raise InputError(
             f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}, in a recipe "
             "with linear.warmup_steps."
         )
-    span = max((decay_steps or num_steps) - 1 - warmup_steps, 1)
+    positive = lambda number: jnp.maximum(number, 1) if isinstance(number, jax.Array) else max(number, 1)  # noqa: E731
 
     def schedule(step: Array) -> Array:
         step = jnp.asarray(step, jnp.float32)
-        progress = jnp.clip((step - warmup_steps) / span, 0.0, 1.0)
-        return jnp.where(step < warmup_steps, peak * step / max(warmup_steps, 1), decay(progress))
+        last = num_steps if decay_steps is None else decay_steps
+        progress = jnp.clip((step - warmup_steps) / positive(last - 1 - warmup_steps), 0.0, 1.0)
+        return jnp.where(step < warmup_steps, peak * step / positive(warmup_steps), decay(progress))
 
     return schedule
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import time
@@ -244,6 +245,7 @@ def end_of(folder: Path, step: int) -> str | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True)
 class SaveCheckpoints:
     """A hook that saves every `every_steps` updates and after the last one, and when the run is asked to stop.
 
@@ -258,23 +260,18 @@ class SaveCheckpoints:
         InputError: a checkpoint could not be written; at the latest one update after that is known.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        *,
-        every_steps: int,
-        num_steps: int,
-        beside: Callable[[], dict[str, Any]] = dict,
-        asked_to_stop: Callable[[int], str | None] = lambda step: None,
-    ) -> None:
-        self._checkpoints, self._every_steps, self._num_steps = checkpoints, every_steps, num_steps
-        self._beside, self._asked_to_stop = beside, asked_to_stop
+    checkpoints: Checkpoints
+    _: dataclasses.KW_ONLY
+    every_steps: int
+    num_steps: int
+    beside: Callable[[], dict[str, Any]] = dict
+    asked_to_stop: Callable[[int], str | None] = lambda step: None
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
-        self._checkpoints.check()
-        reason = self._asked_to_stop(step)
-        if reason or step % self._every_steps == 0 or step == self._num_steps:
-            self._checkpoints.save(step, state, self._beside())
+        self.checkpoints.check()
+        reason = self.asked_to_stop(step)
+        if reason or step % self.every_steps == 0 or step == self.num_steps:
+            self.checkpoints.save(step, state, self.beside())
         return Stop(reason) if reason else None
 
 
@@ -283,9 +280,13 @@ def _training_part(state: TrainState) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if name not in ("params", "base") and value is not None}
 
 
-@jax.jit
-def _is_finite(leaf: Array) -> Array:  # one array: a program of a whole tree compiles for seconds
-    return jnp.isfinite(leaf).all()
+_compiled_is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())  # of one array; of a whole tree it compiles for seconds
+
+
+def _is_finite(leaf: Array) -> Any:
+    if getattr(leaf, "is_fully_addressable", True) and jax.default_backend() == "cpu":
+        return np.isfinite(np.asarray(leaf)).all()  # to compile a program for each shape takes a second
+    return _compiled_is_finite(leaf)
 
 
 def _arrays(processes: MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:

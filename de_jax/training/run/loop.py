@@ -18,7 +18,7 @@ from de_jax.data.batches.prefetch import prefetch
 from de_jax.files import addresses
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.profile import ProfileSteps
-from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.mesh import distributed, plan, sharding, sharding_rules
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
 from de_jax.training.run import run_log, run_settings
@@ -85,7 +85,7 @@ class Session:
     _at_end: contextlib.ExitStack
 
     def sinks(self) -> list[run_log.Sink]:
-        """metrics.jsonl, TensorBoard, a progress bar and, where asked for, W&B; the first process writes them for all."""
+        """metrics.jsonl, TensorBoard, a progress bar and, if asked for, W&B; the first process writes them for all."""
         if not distributed.is_first():
             return []
         num_steps, epoch_steps = self.training.optimization.num_steps, self.training.epoch_steps
@@ -100,18 +100,19 @@ class Session:
 
     def log(self, sinks: Sequence[run_log.Sink], source_of: Callable[[int], str] = lambda step: "") -> run_log.LogMetrics:
         """The hook that logs, with the line that the last session left unfinished; see there for the arguments."""
+        optimization = self.training.optimization
         return run_log.LogMetrics(
             sinks,
             every_steps=self.training.logging.log_every_steps,
-            num_steps=self.training.optimization.num_steps,
+            num_steps=optimization.num_steps,
             pairs_per_step=self.training.batch_size,
-            schedule=jax.jit(self.training.optimization.rates()),
+            schedule=functools.partial(jax.jit(lambda numbers, step: optimization.rates(numbers)(step)), optimization.numbers),
             begun=self.beside.get("log"),
             source_of=source_of,
         )
 
     def profile(self) -> list[Hook]:
-        """The hook that traces some updates, where that is asked for."""
+        """The hook that traces some updates, if that is asked for."""
         if not self.training.logging.profile_steps:
             return []
         first, count = self.training.logging.profile_steps
@@ -242,8 +243,10 @@ def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any
     except jax.errors.JaxRuntimeError as error:
         if not faults.is_out_of_memory(error):
             raise
-        num_bytes = faults.bytes_of_step(step_fn, training.like, sharding.place(next(training.batches(0)), mesh))
-        raise faults.out_of_memory(error, explanation, mesh, num_bytes) from error
+        memory = None
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            memory = plan.compile_for(mesh, step_fn, training.like, sharding.place(next(training.batches(0)), mesh)).memory
+        raise faults.out_of_memory(error, explanation, mesh, memory and memory.total) from error
 
 
 def _shardings(like: TrainState) -> TrainState:

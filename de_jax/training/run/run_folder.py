@@ -102,7 +102,7 @@ class Run(NamedTuple):
 
 @contextlib.contextmanager
 def only_trainer(run_dir: str | Path) -> Iterator[None]:
-    """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
+    """Holds the folder of a run for one trainer; if several processes train together, the first one does it for all.
 
     Raises:
         InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
@@ -326,7 +326,7 @@ def _placed(shapes: Params, on: jax.sharding.Sharding) -> Params:
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
     """The step and the parameters of a checkpoint, chosen as in `load_run`, each placed as its counterpart in `like`.
 
-    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken, where no step was named.
+    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken, if no step was named.
     """
     folder, found = find_checkpoint(run_dir, step)
     while True:

@@ -67,15 +67,22 @@ class Optimization:
         check_call("Optimization.schedule", cast(Any, self.schedule), options=("peak", "num_steps"), like="linear")
         self.rates()  # a schedule refuses settings that do not fit the number of steps
 
-    def rates(self) -> Schedule:
-        """The learning rate by step."""
-        return cast(Any, self.schedule)(peak=self.learning_rate, num_steps=self.num_steps)
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the schedule that a compiled program takes as arguments, by name; none of a schedule that is not ours."""
+        known = getattr(self.schedule, "keywords", {}) | {"peak": self.learning_rate, "num_steps": self.num_steps}
+        is_known = getattr(self.schedule, "func", self.schedule) in (linear, cosine)
+        return {name: number for name, number in known.items() if number is not None} if is_known else {}
 
-    def tx(self, params: Params, known: Params | None = None) -> Any:
-        """The optimizer of these parameters, arrays or their shapes; `known` as of `make_optimizer`."""
+    def rates(self, numbers: Mapping[str, Any] | None = None) -> Schedule:
+        """The learning rate by step; of a traced program with `numbers` as arrays."""
+        return cast(Any, self.schedule)(**{"peak": self.learning_rate, "num_steps": self.num_steps, **(numbers or {})})
+
+    def tx(self, params: Params, known: Params | None = None, numbers: Mapping[str, Any] | None = None) -> Any:
+        """The optimizer of these parameters, arrays or their shapes; `known` as of `make_optimizer`, `numbers` as of `rates`."""
         return make_optimizer(
             cast(OptimizerFn, self.optimizer),
-            self.rates(),
+            self.rates(numbers),
             params,
             clip_norm=self.clip_norm,
             learning_rate_factors=self.learning_rate_factors,

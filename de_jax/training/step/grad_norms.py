@@ -26,12 +26,8 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None, whole: P
         whole: the model's, where `params` are a part of them.
 
     Raises:
-        InputError: a pattern matches nothing, a string other than `THIRDS`, or `THIRDS` that are all empty.
+        InputError: a pattern matches nothing, or the groups of `THIRDS` are all empty.
     """
-    if isinstance(groups, str) and groups != THIRDS:
-        raise InputError(
-            f"gradient norm groups are {groups!r}; give {THIRDS!r} or a pattern for each name, as {{'top': '.*/x/.*'}}."
-        )
     patterns = thirds(params, whole) if isinstance(groups, str) else dict(groups or {})
     paths.check_patterns("gradient norm", list(patterns.values()), params)
 

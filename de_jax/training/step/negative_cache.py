@@ -13,7 +13,6 @@ slot alone, so a run draws the same on any mesh, and after a restart.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from jaxtyping import Float, Int
 from de_jax.losses import masks, scores
 from de_jax.losses.combination import parts
 from de_jax.losses.contrast import EXACT, EXCLUDED
-from de_jax.settings import PositiveInt, Share, bound, check_fields, name_of
+from de_jax.settings import ABSENT, PositiveInt, Share, bound, check_fields, name_of
 from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, LossFn, Metrics, Packed, Sample
 
 QUERY_BLOCK = 32
@@ -236,8 +235,8 @@ def temperature_of(loss: LossFn) -> float | None:
     """The temperature of `sampled_softmax`, whose draws stand for all negatives; without it, the first that the loss has."""
     found: list[tuple[bool, float | None]] = []
     for part in parts(loss):
-        with contextlib.suppress(KeyError):
-            found.append((name_of(part) == "sampled_softmax", bound(part, "temperature")))
+        if (temperature := bound(part, "temperature")) is not ABSENT:
+            found.append((name_of(part) == "sampled_softmax", temperature))
     if not found:
         raise InputError(
             f"HardNegatives.negative_cache draws by the temperature of the loss, but {name_of(loss)} has none; take another loss."

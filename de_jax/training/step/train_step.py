@@ -153,7 +153,8 @@ def _cached_step(
 
         after, metrics, (e, drawn) = _update(state, loss_of, tx, group_norms)
         kept = cache.update(state.cache, batch, e, drawn, state.step)
-        kept = cache.refresh(kept, lambda tokens: _embed_docs(model, after.all_params, tokens), len(batch.query_id), after.step)
+        of_docs = lambda tokens: model.embed(after.all_params, Batch(query=None, doc=tokens, query_id=None, doc_id=None)).doc  # noqa: E731
+        kept = cache.refresh(kept, of_docs, len(batch.query_id), after.step)
         return after._replace(cache=kept), metrics | negative_cache.metrics(kept, after.step)
 
     return train_step
@@ -163,10 +164,6 @@ def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: 
     """The embeddings of a batch with its drawn negatives, which are encoded by the current parameters."""
     texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
     return e._replace(neg_docs=model.embed(params, texts, rng).neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
-
-
-def _embed_docs(model: Model, params: Params, tokens: Array) -> Array:
-    return model.embed(params, Batch(query=None, doc=tokens, query_id=None, doc_id=None)).doc
 
 
 def batch_shapes(
