@@ -21,6 +21,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -38,6 +39,7 @@ import de_jax
 from benchmarks import measure
 from de_jax import command
 from de_jax.data.text import beir
+from de_jax.model import Model
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
@@ -62,7 +64,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = command.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dataset_dir", required=True)
-    parser.add_argument("--kinds", nargs="*", default=[], choices=KINDS, help="other kinds of encoder, in the model's sizes")
+    parser.add_argument("--kinds", nargs="+", default=["model"], choices=("model", *KINDS), help="the model, others in its sizes")
+    parser.add_argument("--only", default="", help="libraries whose names match this regular expression")
     parser.add_argument("--num_passages", type=int, default=256)
     parser.add_argument("--num_queries", type=int, default=200, help="requests to the server for each number of clients")
     parser.add_argument("--repeats", type=int, default=3)
@@ -74,11 +77,12 @@ def main(argv: list[str] | None = None) -> None:
     )
     model = de_jax.load(args.model, dtype="float32")
     report: dict[str, Any] = {"clock": args.clock, "load_before": os.getloadavg()[0], **measure.environment()}
-    for kind in ("the model", *args.kinds):
+    for kind in args.kinds:
         with tempfile.TemporaryDirectory() as folder:
             exported = Path(folder) / "exported"
             of_kind(model, kind).save(exported, format="onnx")
-            report[kind] = libraries(exported, passages, queries, args.repeats, measure.CLOCKS[args.clock])
+            now = measure.CLOCKS[args.clock]
+            report[kind] = libraries(exported, passages, queries, repeats=args.repeats, now=now, only=args.only)
         measure.log(f"{kind}: {json.dumps(report[kind])}")
     if args.clock == "wall":
         report["server"] = served(args.model, queries)
@@ -102,10 +106,10 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def of_kind(model: de_jax.Model, kind: str) -> de_jax.Model:
+def of_kind(model: Model, kind: str) -> Model:
     """The model itself, or one of a kind with random parameters, in its sizes."""
     tower = model.run.model.doc
-    if kind == "the model":
+    if kind == "model":
         return model
     sizes = {name: getattr(tower.encoder, name) for name in ("vocab_size", "model_dim", "num_layers", "num_heads", "mlp_dim")}
     if kind != "MPNet":
@@ -114,10 +118,12 @@ def of_kind(model: de_jax.Model, kind: str) -> de_jax.Model:
     config = dataclasses.replace(tower, encoder=KINDS[kind](**sizes, dtype="float32"), pooling=pooling)
     dual = DualEncoder(config, config)
     params = jax.device_put(jax.jit(dual.init)(jax.random.key(0)), jax.tree.leaves(model.run.params)[0].sharding)
-    return de_jax.Model(model.run._replace(model=dual, params=params, unused={}))
+    return Model(model.run._replace(model=dual, params=params, unused={}))
 
 
-def libraries(exported: Path, passages: list[str], queries: list[str], repeats: int, now: Callable[[], float]) -> dict[str, Any]:
+def libraries(
+    exported: Path, passages: list[str], queries: list[str], *, repeats: int, now: Callable[[], float], only: str = ""
+) -> dict[str, Any]:
     """{library: {"megabytes", "difference", "query_ms", "passages_per_s"}}."""
     towers = {name: de_jax.load(exported, backend=backend, dtype=dtype) for name, (backend, dtype) in OURS.items()}  # type: ignore[arg-type]
     encoders: dict[str, Encode] = {name: tower.encode_document for name, tower in towers.items()}
@@ -129,6 +135,7 @@ def libraries(exported: Path, passages: list[str], queries: list[str], repeats: 
         return now() - began
 
     expected, found = encoders["JAX, float32"](passages), {}
+    encoders = {name: encode for name, encode in encoders.items() if re.search(only, name)}
     for name, encode in encoders.items():
         difference = float(np.abs(np.asarray(encode(passages)) - expected).max())  # compiles too
         for query in queries[:20]:

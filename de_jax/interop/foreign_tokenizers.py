@@ -143,7 +143,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _alone(file: Path) -> Any:
-    """A tokenizer.json by transformers, without its special tokens around a text; its truncation is the length."""
+    """A tokenizer.json by transformers, without the special tokens around a text; its truncation is the length."""
     found = read_json(file, max_bytes=None)
     with needs("transformers", f"{file}, written by another library,"), rust_errors_named(file):
         import tokenizers

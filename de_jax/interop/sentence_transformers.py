@@ -341,7 +341,7 @@ def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
                 kernel, added = own.pop("linear.weight"), own.pop("linear.bias", 0.0)
                 weight, bias = (kernel if weight is None else kernel @ weight), (kernel @ bias if np.ndim(bias) else 0.0) + added
             except (KeyError, ValueError) as error:
-                raise InputError(f"{folder} is no linear map after the one before it: {error}.") from None
+                raise InputError(f"{folder} is no linear map of the module before it: {error}.") from None
             if own:
                 raise InputError(f"{folder} holds {min(own)}, which has no place; a Dense module is linear.weight and linear.bias.")
         return weight, bias

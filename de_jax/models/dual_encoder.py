@@ -198,7 +198,7 @@ class DualEncoder:
         return dataclasses.replace(self, query=plain(self.query), doc=plain(self.doc))
 
     def _with_encoders(self, **changes: Any) -> DualEncoder:
-        """With other settings of both encoders; an encoder without a setting keeps its own."""
+        """With other settings of both encoders; an encoder keeps out settings that it lacks."""
 
         def changed(tower: TowerConfig) -> TowerConfig:
             own: Any = {name: value for name, value in changes.items() if hasattr(tower.encoder, name)}

@@ -312,6 +312,13 @@ def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
     return (0.5 * wide * (1 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
 
 
+def gated(activation: Callable[[Array], Array], gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> Float[Array, "b L F"]:
+    """`activation(gate) * x`; accelerators write the gradients of both once, where four products would each compute them."""
+    if platform() != "cpu":
+        gate, x = jax.lax.optimization_barrier((gate, x))
+    return activation(gate) * x
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "tanh": jnp.tanh,
@@ -325,13 +332,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def rounded_kernels(params: Params, dtype: str) -> Params:
     """The parameters with their kernels in the precision that they are multiplied in, so that no step need round them again."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, params)
-
-
-def gated(activation: Callable[[Array], Array], gate: Float[Array, "b L F"], x: Float[Array, "b L F"]) -> Float[Array, "b L F"]:
-    """`activation(gate) * x`; accelerators write the gradients of both once, where four products would each compute them."""
-    if platform() != "cpu":
-        gate, x = jax.lax.optimization_barrier((gate, x))
-    return activation(gate) * x
 
 
 Remat = Literal["none", "dots", "full"]

@@ -133,7 +133,7 @@ class T5Decoder(nn.Module):
     ) -> tuple[Float[Array, "r Q E"], list[KeysValues]]:
         """Vectors to take logits of, and each layer's keys and values with those of the embedded tokens `x` written in.
 
-        `earlier`, of each layer [r, K, H, d], is filled before `position`, where `x` begins; None where `x` is the whole text.
+        `earlier`, of each layer [r, K, H, d], is filled before `position`, where `x` begins; None if `x` is the whole text.
         """
         num_keys = x.shape[1] if earlier is None else earlier[0][0].shape[1]
         positions = position + jnp.arange(x.shape[1])

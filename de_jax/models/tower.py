@@ -87,7 +87,7 @@ class TowerConfig:
                 raise InputError(f"{name} is set without a projection; give projection_dim too.")
 
     def __repr__(self) -> str:
-        """The last fields only where they are set, as hashes of models depend on it and older runs keep theirs."""
+        """The last fields only if they are set: hashes of models depend on it, and runs without those fields continue."""
         told = {**dict(list(vars(self).items())[:8]), **self._set()}
         return f"TowerConfig({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 

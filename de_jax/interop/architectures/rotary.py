@@ -197,7 +197,7 @@ LLAMA_MAPS = {
 def llama_origins(
     config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str], added: float = 0.0, prefix: str = ""
 ) -> dict[str, Origin]:
-    """The origins of an encoder with Llama's names after a prefix; `norms` are their names of a layer's norms, by ours."""
+    """The origins of an encoder with Llama's names after a prefix; `norms` are their names of a layer's, by ours."""
     origins = {
         "embedder/embedding": Origin(f"{prefix}embed_tokens.weight", swapped_row=pad_id),
         **kind.norm("encoder/encoder_norm", f"{prefix}norm", bias=False, added=added),
