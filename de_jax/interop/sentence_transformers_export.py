@@ -86,7 +86,8 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
         unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
         save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
         write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
-        _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2)
+        is_apart = config.pooling_start > 0
+        _write_tokenizer(folder, tokenizer, max_length, has_pairs=len(side.fields) == 2, is_prompt_apart=is_apart)
         write_json(folder / layout.LENGTH_FILE, {"max_seq_length": max_length})
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}{layout.STATIC if is_static else 'Transformer'}"}]
     for kind, values, arrays in _heads(config, params)[int(is_static) :]:  # a StaticEmbedding pools itself
@@ -147,12 +148,14 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     write_json(folder / layout.PROMPTS_FILE, settings)
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has_pairs: bool = False) -> None:
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, max_length: int, *, has_pairs: bool = False, is_prompt_apart: bool = False
+) -> None:
     """Writes a vocabulary into a folder so that AutoTokenizer cuts texts to `max_length` and gives the same ids.
 
-    Two fields are the texts of a pair.
+    Two fields are the texts of a pair. For a prompt that is not pooled, sentence-transformers has to find the end of a text.
     """
-    known = spelt_out(_write_vocabulary(folder, tokenizer))
+    known, last = spelt_out(_write_vocabulary(folder, tokenizer)), tokenizer.suffix_ids
     if has_pairs:
         from tokenizers.processors import TemplateProcessing
 
@@ -166,11 +169,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, *, has
         "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
         "model_max_length": max_length,
         "pad_token": known.id_to_token(tokenizer.pad_id),
-        **(
-            {"sep_token": known.id_to_token({0: tokenizer.pad_id}.get(last[-1], last[-1]))}
-            if (last := tokenizer.suffix_ids)
-            else {}
-        ),
+        **({"sep_token": known.id_to_token({0: tokenizer.pad_id}.get(last[-1], last[-1]))} if is_prompt_apart and last else {}),
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # as text, where a text spells them out

@@ -171,7 +171,7 @@ class DualEncoder:
         """
         dtype, own = {"query": self.query, "doc": self.doc}[tower].encoder.dtype, (tower, "shared")
         parts = {name: params[name] for name in own if name in params}
-        rounded = {name: layers.rounded_kernels(part.get("encoder", {}), dtype) for name, part in parts.items()}
+        rounded = {name: processor.rounded_kernels(part.get("encoder", {}), dtype) for name, part in parts.items()}
         return {name: {**part, "encoder": rounded[name]} if "encoder" in part else part for name, part in parts.items()}
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:

@@ -329,11 +329,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def rounded_kernels(params: Params, dtype: str) -> Params:
-    """The parameters with their kernels in the precision that they are multiplied in, so that no step need round them again."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, params)
-
-
 Remat = Literal["none", "dots", "full"]
 NumLayers = Annotated[int, Range(0, 1000)]
 

@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 
 from de_jax.models import layers
+from de_jax.types import Params
 
 Family = Literal["amx", "avx512_bf16", "other_cpu", "gpu", "old_gpu", "tpu"]
 """CPUs by their units for bfloat16, Intel's matrix units or vectors; GPUs from NVIDIA's compute capability 8 on, and others."""
@@ -43,3 +44,8 @@ def _units() -> set[str]:
     except OSError:
         return set()
     return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def rounded_kernels(params: Params, dtype: str) -> Params:
+    """The parameters with their kernels in the precision that they are multiplied in, so that no step need round them again."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, params)

@@ -121,7 +121,7 @@ def test_low_precision_weights_become_float32(bert, tmp_path, dtype):
     folder = changed_weights(copied(bert, tmp_path / "low"), lambda w: {name: a.astype(as_type) for name, a in w.items()})
     changed_json(folder / "config.json", dtype=dtype)
     read = huggingface.read(folder)
-    assert any(f"config.json says {dtype}, but weights are float32 here" in note for note in read.notes)
+    assert any(f"config.json has {dtype}, but weights are float32 here" in note for note in read.notes)
     exact, low = huggingface.read(bert).params, read.params
     assert {leaf.dtype for leaf in jax.tree.leaves(low)} == {np.dtype(np.float32)}
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(as_type).astype(np.float32), b), exact, low)

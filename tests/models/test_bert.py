@@ -266,7 +266,6 @@ def test_sizes_that_contradict_are_refused():
         dataclasses.replace(CONFIG, num_heads=5)
     of_a_projection = {
         "projection_bias": True,
-        "projection_norm": True,
         "projection_init": "orthogonal",
         "projection_activation": "tanh",
     }
