@@ -38,7 +38,11 @@ PAGES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rg
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TEXTS = [f"{topic} {number}" for number, topic in enumerate(toy_run.TOPICS)]
 OURS = {"de_jax", "functools", "jax", "numpy"}
-EDITS = {"IVF4096,SQ8": "IVF1,SQ8", 'device="all_gpus", gpu_mode="shard", float16=True': "", "batch_size=64": "batch_size=8"}
+EDITS = {
+    "IVF4096,SQ8": "IVF1,SQ8",
+    'faiss_device="all_gpus", faiss_gpu_mode="shard", faiss_float16=True': "",
+    "batch_size=64": "batch_size=8",
+}
 """For more documents, pairs and GPUs than a test has, and what runs in its place."""
 SLOW = ("docs/coming_from/sentence_transformers.md", "docs/guides/fine_tune.md", "docs/recipes.md")
 SLOW += tuple(page for page in PAGES if page.startswith("docs/concepts/"))

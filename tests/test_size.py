@@ -15,7 +15,7 @@ MOST = {
     "de_jax/interop": 4840,
     "de_jax/losses": 1820,
     "de_jax/mining": 1360,
-    "de_jax/models": 3850,
+    "de_jax/models": 3860,
     "de_jax/reports": 770,
     "de_jax/retrieval": 2930,
     "de_jax/training": 4940,

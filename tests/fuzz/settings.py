@@ -79,7 +79,7 @@ def _descriptions(folder: Path) -> list[Reader]:
             "prompt.json",
             "prompt.json",
             '{"prompt": "query: "}',
-            lambda path: tokenizing._prompt_of(path.parent),
+            lambda path: reading.read_json(path, tokenizing._PROMPT)["prompt"],
             lambda path: json.loads(naive_text(path))["prompt"],
         ),
     ]
