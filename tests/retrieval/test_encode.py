@@ -2,6 +2,7 @@ import json
 import re
 import threading
 import time
+import types
 from concurrent import futures
 from pathlib import Path
 
@@ -403,7 +404,8 @@ def small_run(mesh=None):
     if mesh is not None:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), jnp.zeros(2, jnp.uint32))
         params = jax.device_put(params, state_shardings(state, mesh).params)
-    return Run(Path("run"), 0, model, params, Side(None, 16), Side(None, 32))
+    tokenizer = types.SimpleNamespace(vocab_size=96)  # texts come as tokens
+    return Run(Path("run"), 0, model, params, Side(tokenizer, 16), Side(tokenizer, 32))
 
 
 def test_rows_are_split_over_all_devices_and_give_what_one_device_gives():
