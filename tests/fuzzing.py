@@ -35,8 +35,8 @@ from de_jax.files import folders
 from de_jax.types import InputError
 
 FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files, foreign_files)
-SECONDS, WAIT_SECONDS, MAX_KB = 10, 120, 1 << 20
-"""Of computing and of waiting, so that a busy machine makes no failures."""
+SECONDS, WAIT_SECONDS, MAX_KB = 30, 120, 1 << 20
+"""Of computing, the first import of a library that nothing has compiled yet included, and of waiting on a busy machine."""
 
 
 def all_readers(folder: Path) -> list[Reader]:
@@ -141,21 +141,21 @@ def _judged(reader: Reader, name: str, whole: Any, *, is_harmless: bool) -> tupl
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """TimeoutError after 10 seconds of computing; MemoryError where the process has grown by more than 1 GB."""
+    """TimeoutError after `SECONDS` of computing; MemoryError where the process has grown by more than 1 GB."""
 
     def late(number: int, frame: Any) -> None:
         raise TimeoutError(f"more than {SECONDS} seconds of computing, or {WAIT_SECONDS} of waiting")
 
-    previous = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
+    previous = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGVTALRM)}
     signal.alarm(WAIT_SECONDS)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     faulthandler.dump_traceback_later(3 * WAIT_SECONDS, exit=True)  # compiled code may not let the signal through
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         faulthandler.cancel_dump_traceback_later()
         for number, handler in previous.items():
             signal.signal(number, handler)
