@@ -35,8 +35,8 @@ from de_jax.files import folders
 from de_jax.types import InputError
 
 FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files, foreign_files)
-SECONDS, WAIT_SECONDS, MAX_KB = 30, 120, 1 << 20
-"""Of computing, the first import of a library that nothing has compiled yet included, and of waiting on a busy machine."""
+SECONDS, WAIT_SECONDS, MAX_KB = 10, 120, 1 << 20
+"""Of computing and of waiting, so that a busy machine makes no failures."""
 
 
 def all_readers(folder: Path) -> list[Reader]:

@@ -336,14 +336,17 @@ def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
         weight: Any = None
         bias: Any = 0.0
         for folder, arrays in zip(folders, stored, strict=True):
-            own = {name: np.asarray(read(), np.float64) for name, read in arrays.items()}
-            try:
-                kernel, added = own.pop("linear.weight"), own.pop("linear.bias", 0.0)
-                weight, bias = (kernel if weight is None else kernel @ weight), (kernel @ bias if np.ndim(bias) else 0.0) + added
-            except (KeyError, ValueError) as error:
-                raise InputError(f"{folder} is no linear map of the module before it: {error}.") from None
-            if own:
-                raise InputError(f"{folder} holds {min(own)}, which has no place; a Dense module is linear.weight and linear.bias.")
+            if "linear.weight" not in arrays or (more := sorted(set(arrays) - {"linear.weight", "linear.bias"})):
+                told = f"holds {more[0]}, which has no place" if "linear.weight" in arrays else "lacks linear.weight"
+                raise InputError(f"{folder} {told}; a Dense module is linear.weight and linear.bias.")
+            own = arrays["linear.weight"]()
+            added = arrays["linear.bias"]() if "linear.bias" in arrays else np.zeros(own.shape[:1], np.float32)
+            width = own.shape[-1:] if weight is None else weight.shape[:1]
+            are_floats = all(np.issubdtype(one.dtype, np.floating) or one.dtype.name == "bfloat16" for one in (own, added))
+            if own.ndim != 2 or own.shape[1:] != width or added.shape != own.shape[:1] or not are_floats:
+                raise InputError(f"{folder} holds {own.shape} and {added.shape} numbers that are no linear map of {width} numbers.")
+            own, added = own.astype(np.float64), added.astype(np.float64)
+            weight, bias = (own, added) if weight is None else (own @ weight, own @ bias + added)
         return weight, bias
 
     has_bias = any("linear.bias" in arrays for arrays in stored)

@@ -285,8 +285,7 @@ def ranking_of(
 
 def empty_ranking(num_queries: int, k: int) -> Ranking:
     """A ranking to be filled: row -1 with score -inf in every place; refuses a depth below 1."""
-    if k < 1:
-        raise InputError(f"k is {k}; ask for at least 1 document.")
+    check_depth(k)
     return Ranking(np.full((num_queries, k), -1, np.int32), np.full((num_queries, k), -np.inf, np.float32))
 
 
@@ -322,7 +321,7 @@ def check_documents(embeddings: Any, ids: Sequence[str]) -> None:
 
 def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
     """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
-    empty_ranking(0, k)
+    check_depth(k)
     if queries.ndim != 2:
         raise InputError(f"queries have the shape {queries.shape}; give them as rows, one query as [1, {dim}].")
     if queries.shape[1] != dim:
@@ -330,6 +329,12 @@ def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
             f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
         )
     check_finite(queries)
+
+
+def check_depth(k: int) -> None:
+    """Refuses a depth below 1."""
+    if k < 1:
+        raise InputError(f"k is {k}; ask for at least 1 document.")
 
 
 def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:

@@ -129,10 +129,13 @@ def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias, called):
     expected = ACTIVATIONS[called](mapped) if called else mapped
     np.testing.assert_allclose(our_embeddings(found, TEXTS), expected, rtol=1e-4, atol=1e-5)
     safetensors.numpy.save_file({"linear.weight": weight[:, :-1], "linear.bias": bias}, file)
-    with pytest.raises(InputError, match="3_Dense is no linear map of the module before it: matmul"):
+    with pytest.raises(InputError, match=r"3_Dense holds \(12, 23\) and \(12,\) numbers that are no linear map of \(24,\)"):
+        sentence_transformers.read(folder)
+    safetensors.numpy.save_file({"linear.weight": weight, "linear.bias": bias[:1]}, file)  # numpy would repeat it
+    with pytest.raises(InputError, match=r"3_Dense holds \(12, 24\) and \(1,\) numbers that are no linear map"):
         sentence_transformers.read(folder)
     safetensors.numpy.save_file({"linear.bias": bias}, file)
-    with pytest.raises(InputError, match=r"3_Dense is no linear map of the module before it: 'linear\.weight'"):
+    with pytest.raises(InputError, match=r"3_Dense lacks linear\.weight; a Dense module is"):
         sentence_transformers.read(folder)
 
 
