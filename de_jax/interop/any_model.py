@@ -107,7 +107,10 @@ def _adapted(folder: Path, **options: Any) -> Pretrained:
     """The base of peft's adapters with them merged into it."""
     from de_jax.interop import huggingface, peft_adapters
 
-    base_folder = folder_of(peft_adapters.base_of(folder))
+    try:
+        base_folder = folder_of(peft_adapters.base_of(folder))
+    except InputError as error:  # of the base: it need not name the adapters
+        raise error if str(folder) in str(error) else InputError(f"{folder / 'adapter_config.json'}: {error}") from None
     if not is_there(base_folder / "config.json"):
         raise InputError(f"{folder} is for {base_folder}, which holds no config.json of transformers.")
     base, encoder = read(base_folder, **options), huggingface.open_encoder(base_folder)

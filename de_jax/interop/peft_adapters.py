@@ -89,11 +89,7 @@ def write(folder: Path, run: Run) -> None:
 
 
 def base_of(folder: Path) -> str:
-    """The folder or the name of the hub of the model that the adapters in a folder are for.
-
-    Raises:
-        InputError: another kind of adapter than LoRA, or a setting without a place here.
-    """
+    """The folder or hub name of the model that adapters are for; `InputError` for others than LoRA or a setting without a place."""
     return str(_settings(folder)["base_model_name_or_path"])
 
 

@@ -86,7 +86,7 @@ def test_files_of_other_libraries_beside_adapters_are_not_skipped(folder):
             r"adapter_model.* is too large: .* beyond float32",
         ),
         ({}, {"lora_B": np.ones((40, 2))}, "does not fit the base"),
-        ({"base_model_name_or_path": "/nowhere"}, {}, "/nowhere does not exist"),
+        ({"base_model_name_or_path": "/nowhere"}, {}, r"adapter_config\.json: /nowhere does not exist"),
         ({"base_model_name_or_path": "itself"}, {}, "which holds no config.json of transformers"),
     ],
 )

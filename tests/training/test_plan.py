@@ -41,15 +41,16 @@ def planned(topology_name, *settings, effort=0.0):
 @pytest.mark.soak
 @pytest.mark.short_soak
 def test_arguments_are_the_state_and_the_batch_as_they_lie_on_the_mesh(settings):
-    memory, state = planned("cpu:8", *settings).memory, step_on("cpu:8", *settings)[1]
+    memory, (step, state, *_) = planned("cpu:8", *settings).memory, step_on("cpu:8", *settings)
     num_shares = 4 if "make_mesh.tensor=2" in settings else 8
     of_batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch_shapes(**SHAPE))) // num_shares
     # Adafactor keeps an array of one value where a second moment is not factored, and never reads it.
     placeholders = sum(leaf.shape == (1,) for leaf in jax.tree.leaves(state.opt_state))
     of_state = plan.bytes_per_device(state) - 4 * placeholders
-    assert memory.arguments == of_state + of_batch
+    of_numbers = 4 * len(jax.tree.leaves(step.numbers))  # of the schedule, and the temperature
+    assert memory.arguments == of_state + of_batch + of_numbers
     assert memory.aliased == of_state  # donated, and back in its own place
-    assert memory.total == memory.outputs + of_batch + memory.temporaries
+    assert memory.total == memory.outputs + of_batch + of_numbers + memory.temporaries
 
 
 @pytest.mark.soak

@@ -80,7 +80,7 @@ def assert_trains_as_one_device_does(sizes, **options):
     training = training_on(sizes, **options)
     state = training.run(training.first())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, on_one_device(**options).params)
-    assert training.step._cache_size() == 1
+    assert training.step.program._cache_size() == 1
     lies = jax.tree.map(lambda leaf, wanted: leaf.sharding.is_equivalent_to(wanted, leaf.ndim), state, training.shardings)
     assert all(jax.tree.leaves(lies))
 
