@@ -17,11 +17,11 @@ import pytest
 import safetensors.numpy
 import tokenizers
 import torch
-import toy_run
 import transformers
 from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokenizer
 
 from de_jax import cli, command
+from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, huggingface, peft_adapters
 from de_jax.interop.architectures import kind, rotary
@@ -450,6 +450,16 @@ def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_writ
     assert kind.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 
 
+def dataset_of_known_words(folder):
+    """Texts that differ in the vocabularies of these tests: equal ones are one text to a batch."""
+    pairs = [(f"{first} {second}", f"{second} {first} of {second}") for first in WORDS for second in WORDS if first != second]
+    docs = [(f"d{i}", "", doc) for i, (_, doc) in enumerate(pairs)]
+    queries = [(f"q{i}", query) for i, (query, _) in enumerate(pairs)]
+    qrels = {name: {f"q{i}": {f"d{i}": 1} for i in rows} for name, rows in (("train", range(80)), ("dev", range(80, 90)))}
+    beir.write(folder, docs, queries, qrels)
+    return folder
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
@@ -477,7 +487,7 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
         write_tokenizer(tmp_path / "model", vocabulary)
     settings = {
         "MODEL": tmp_path / "model",
-        "beir_pairs.dataset_dir": toy_run.write_dataset(tmp_path / "data"),
+        "beir_pairs.dataset_dir": dataset_of_known_words(tmp_path / "data"),
         "make_mesh.data": 1,
     }
     settings |= {"PairsOptions.batch_size": 16, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 32}

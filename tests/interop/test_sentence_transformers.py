@@ -352,7 +352,8 @@ def test_a_static_model_is_trained_and_exported(tmp_path, vocabulary, beside):
     start = tmp_path / ("both" if beside == "an encoder" else "model")
     pairs = [(f"{first} {second}", f"a {second} of {first}") for first in WORDS for second in WORDS if first != second]
     sizes = {"num_steps": 4, "batch_size": 8, "max_query_length": 16, "max_doc_length": 16, "learning_rate": 0.01}
-    trained = de_jax.fine_tune(str(start), pairs, run_dir=tmp_path / "run", **sizes)
+    de_jax.fine_tune(str(start), pairs, run_dir=tmp_path / "run", **sizes)
+    trained = de_jax.load(tmp_path / "run", dtype="float32")
     before = de_jax.load(start, dtype="float32").encode_query(TEXTS)
     assert np.abs(trained.encode_query(TEXTS) - before).max() > 1e-3
     trained.save(tmp_path / "out", format="sentence_transformers")
