@@ -17,7 +17,8 @@ from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.searcher import open_searcher, texts_of
 from de_jax.settings import LocalPath, PositiveInt
 
-WARM_TEXTS = (1, 16, 64)
+WARM_TEXTS = range(1, 72, 3)
+"""Numbers of short texts that take every shape of batches of up to 64 clients."""
 
 
 @rules(without={"dataset_dir": ("embeddings_dir", "skip_empty", "index")})
