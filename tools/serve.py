@@ -72,7 +72,7 @@ def serve(
     app = served.app()
     for tower in server.TOWERS.values():  # compiles, so that no client waits for it
         for number in WARM_TEXTS:
-            served.encode(tower, ["how high is mont blanc " * (1 + place % 4) for place in range(number)])
+            served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])  # equal texts are encoded once
     if host != LOOPBACK:
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
