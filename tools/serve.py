@@ -71,8 +71,9 @@ def serve(
     served = server.Server(encoder, searcher, limits)
     app = served.app()
     for tower in server.TOWERS.values():  # compiles, so that no client waits for it
-        for number in WARM_TEXTS:
-            served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])  # equal texts are encoded once
+        served.encode(tower, ["how high is mont blanc " * 4])
+        for number in WARM_TEXTS:  # equal texts would be encoded once
+            served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])
     if host != LOOPBACK:
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
