@@ -1,6 +1,6 @@
 """The order and the shapes in which texts go through an encoder: little padding, few shapes.
 
-Short texts are packed, several in a row; one that comes alone has a narrow row. Longer ones have a row each and are taken longest
+Short texts are packed, several in a row; a single text has a narrow row. Longer ones have a row each and are taken longest
 first: a batch is as wide as its longest text, rounded up, and its number of rows follows from that width alone, so that each width
 is compiled once. Too few of them to fill a batch are packed with the short ones if they fit in such a row.
 """
@@ -25,7 +25,7 @@ class Packing(NamedTuple):
     row: int
     texts: int
     sizes: int  # numbers of rows that a batch may have, up to a full one: few shapes, also from one call to the next
-    alone: int  # the least width of a text that comes alone
+    alone: int  # the least width of a single text
 
 
 SHORT = {"cpu": Packing(32, 64, 16, sizes=8, alone=16)}
