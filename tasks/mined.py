@@ -72,7 +72,7 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
             is_beir = Path(path).name.partition(".")[0] == file_name
             if is_beir and generation.manifest.get(suffix, reading.sha256_of(path)) != reading.sha256_of(path):
                 raise InputError(f"{generation.folder} was mined from other {suffix} than those of {path}; mine again.")
-    return (mined._asdict() for mined in generations.read_mined(generation))
+    return (mined._asdict() for mined in generations.read(generation).lines())
 
 
 def _read_files(*paths: Path) -> Iterator[registering.Record]:

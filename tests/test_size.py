@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 1020,
-    "de_jax/data": 9670,
+    "de_jax/data": 9600,
     "de_jax/demo": 600,
-    "de_jax/doc2query": 590,
+    "de_jax/doc2query": 580,
     "de_jax/evaluation": 1590,
     "de_jax/files": 1300,
     "de_jax/interop": 4850,
@@ -17,13 +17,13 @@ MOST = {
     "de_jax/mining": 1360,
     "de_jax/models": 3860,
     "de_jax/reports": 770,
-    "de_jax/retrieval": 2930,
-    "de_jax/training": 4940,
+    "de_jax/retrieval": 2920,
+    "de_jax/training": 4930,
     "tasks": 750,
     "tools": 2650,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5960
+AT_THE_ROOT = 5950
 
 
 def lines(paths):

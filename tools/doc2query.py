@@ -155,7 +155,7 @@ def doc2query_train(
     yield {
         "run_dir": of.run_dir,
         "step": trained.step,
-        "num_pairs": data.num_pairs,
+        "num_pairs": data.counts[""]["pairs"],
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained.params)),
         "seconds": round(time.monotonic() - start, 1),
         "stopped": stopped,

@@ -179,7 +179,7 @@ def export_negatives(negatives_dir: Path, /, *, out: Path) -> dict[str, Any]:
         outputs.atomic_file(out) as temporary,
         beir.deterministic_gzip(temporary) if out.suffix == ".gz" else open(temporary, "w", encoding="utf-8") as file,
     ):
-        for mined in generations.read_mined(generation):
+        for mined in generations.read(generation).lines():
             file.write(json.dumps(mined._asdict(), ensure_ascii=False) + "\n")
     return {"generation_dir": str(generation.folder), "num_pairs": generation.manifest["num_pairs"], "out": str(out)}
 

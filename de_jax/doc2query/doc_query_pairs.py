@@ -11,22 +11,13 @@ from jaxtyping import Int32
 
 from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.training_set import open_stores, qrel_pairs, store_dir
+from de_jax.data.sources.training_set import TrainingSet, open_stores, qrel_pairs, store_dir
 from de_jax.data.stores.corpus import TokenStore, one_store
 from de_jax.data.text import beir
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import PositiveInt, Seed
-from de_jax.types import PADDING_ID, Batch, Batches, InputError
-
-
-class DocQueryPairs(NamedTuple):
-    """Training pairs of a generator."""
-
-    batches: Batches  # endless and resumable
-    batch_size: int
-    num_pairs: int
-    query_ids: Sequence[str]  # by `Batch.query_id`
-    doc_ids: Sequence[str]
+from de_jax.types import PADDING_ID, Batch, InputError
 
 
 class HeldOutPairs(NamedTuple):
@@ -48,8 +39,8 @@ def doc_query_pairs(
     length_multiple: PositiveInt = 64,
     cache_dir: str | Path = "",
     skip_empty: bool = False,
-) -> DocQueryPairs:
-    """The pairs of all folders, shuffled together.
+) -> TrainingSet:
+    """The training pairs of a generator: those of all folders, shuffled together.
 
     Args:
         dataset_dirs: BEIR folders or tables, each with judgements of the split.
@@ -76,7 +67,8 @@ def doc_query_pairs(
         length_multiple=length_multiple,
     )
     batches = PairBatches(TrainingPairs("documents and queries", query_store, doc_store, all_pairs), options)
-    return DocQueryPairs(batches, batch_size, len(all_pairs), query_store.ids, doc_store.ids)
+    query, doc = Side(tokenizer, max_query_length), Side(tokenizer, max_doc_length)
+    return TrainingSet(batches, batch_size, query, doc, None, query_store.ids, doc_store.ids)
 
 
 def held_out_pairs(

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
+from de_jax.doc2query.doc_query_pairs import HeldOutPairs
 from de_jax.files import reading
 from de_jax.files.folders import Kind
 from de_jax.files.outputs import write_json
@@ -64,7 +65,7 @@ class GeneratorRun(NamedTuple):
 
 def train_generator(
     run: GeneratorRun,
-    data: DocQueryPairs,
+    data: TrainingSet,
     *,
     optimization: Optimization,
     logging: Logging,
@@ -133,7 +134,7 @@ def _loss(model: Generator, params: Params, batch: Batch) -> Array:
     return model.loss(params, batch)[0]
 
 
-def _explanation(run: GeneratorRun, data: DocQueryPairs) -> Explanation:
+def _explanation(run: GeneratorRun, data: TrainingSet) -> Explanation:
     return Explanation(
         is_finite=functools.partial(has_finite_logits, run.model),
         given="scores of tokens",

@@ -70,7 +70,7 @@ def of_dataset(dataset_dir: str | Path, split: str, negatives_dir: str | Path = 
     pairs = {(query, doc): None for query, judged in qrels.items() for doc, grade in judged.items() if grade >= 1}
     found = dict(pairs)
     if negatives_dir:
-        for mined in generations.read_mined(generations.open_newest(negatives_dir)):
+        for mined in generations.read(generations.open_newest(negatives_dir)).lines():
             if (mined.query_id, mined.doc_id) in pairs:
                 found |= {(mined.query_id, doc_id): None for doc_id in mined.neg_doc_ids}
     queries = _wanted(beir.find_file(dataset_dir, "queries"), {query for query, _ in found}, skip_empty=skip_empty)

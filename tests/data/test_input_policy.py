@@ -91,7 +91,7 @@ def test_trainers_read_a_folder_with_empty_texts_when_asked(dataset_dir, tokeniz
     assert next(data.batches(0)).query_id.shape == (4,)
     with pytest.raises(InputError, match="set skip_empty"):
         doc_query_pairs([dataset_dir], tokenizer, batch_size=2, **sizes)
-    assert doc_query_pairs([dataset_dir], tokenizer, batch_size=2, skip_empty=True, **sizes).num_pairs == len(TRAINED)
+    assert doc_query_pairs([dataset_dir], tokenizer, batch_size=2, skip_empty=True, **sizes).texts.pairs.shape == (len(TRAINED), 2)
 
 
 def test_a_data_set_in_memory_takes_a_judged_query_without_text(dataset_dir):

@@ -25,7 +25,7 @@ def texts_of(folders, tokenizer, cache_dir, num_batches=9, start=0, **options):
         for doc, query in zip(batch.doc, batch.query, strict=True):
             found.append(tuple(tokenizer.decode([doc[doc > 1], query[query > 1]])))
             assert [row[np.count_nonzero(row) - 1] for row in (doc, query)] == [1, 1]
-    return found, data.num_pairs
+    return found, len(data.texts.pairs)
 
 
 def test_pairs_of_several_folders_with_the_same_ids_are_all_there_once(folders, tmp_path):

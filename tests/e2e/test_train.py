@@ -19,8 +19,8 @@ from toy_run import arguments
 import de_jax
 from de_jax import cli, command, recipe_file
 from de_jax.data.sources.options import Share
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.doc2query import generator_run
-from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.settings import bound
 from de_jax.training.mesh.distributed import StopOnSignal
@@ -231,7 +231,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
         with pytest.raises(InputError, match="is training in"):
             generator_run.train_generator(
                 generator_run.GeneratorRun(run_dir, *[None] * 6),
-                DocQueryPairs(iter, 8, 8, [], []),
+                TrainingSet(iter, 8, None, None, None),
                 optimization=Optimization(),
                 logging=Logging(),
             )

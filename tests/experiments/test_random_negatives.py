@@ -14,7 +14,7 @@ def test_every_pair_gets_documents_that_are_not_relevant(tmp_path, capsys):
     arguments = [f"--dataset_dir={tmp_path / 'data'}", f"--negatives_dir={tmp_path / 'negatives'}", "--num_neg_docs=30"]
     random_negatives.main(arguments)
     assert json.loads(capsys.readouterr().out)["num_pairs"] == 4
-    lines = list(generations.read_mined(generations.open_newest(tmp_path / "negatives")))
+    lines = list(generations.read(generations.open_newest(tmp_path / "negatives")).lines())
     found = {(line.query_id, line.doc_id): set(line.neg_doc_ids) for line in lines}
     everything = {doc_id for doc_id, _, _ in docs}
     assert found == {  # 30 draws find them all

@@ -142,7 +142,7 @@ def _mined(folder: Path) -> list[Reader]:
         generation = generations.open_generation(one, 1)
         return plain(
             [
-                list(generations.read_mined(generation)),
+                list(generations.read(generation).lines()),
                 generation.manifest.get("checkpoint_step"),
                 generation.manifest.get("statistics"),
             ]

@@ -29,7 +29,7 @@ def dataset_dir(tmp_path_factory):
 
 def read(folder):
     generation = generations.open_generation(folder, max(generations.numbers(folder)))
-    return generation, {(line.query_id, line.doc_id): line for line in generations.read_mined(generation)}
+    return generation, {(line.query_id, line.doc_id): line for line in generations.read(generation).lines()}
 
 
 def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_query(printed, trained, dataset_dir, tmp_path):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int32, Int64
 
-from de_jax.types import Array, Packed
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.types import Array, InputError, Packed
 
 
 @runtime_checkable
@@ -44,6 +45,24 @@ Layout = Callable[[np.ndarray, int], Array | Packed]
 _LENGTH_MULTIPLE = 8
 _NUM_SIZES = 16
 """Packed batches differ in their number of rows by about one part in so many, so that few shapes are compiled."""
+
+
+def end_to_end(
+    names: Sequence[str], encoded: Sequence[np.ndarray], tokenizer: Tokenizer
+) -> tuple[Int32[np.ndarray, " total"], Int64[np.ndarray, " n"]]:
+    """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3".
+
+    Raises:
+        InputError: a text that is empty after tokenization, or contains the padding token.
+    """
+    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+    if not tokenizer.prefix_ids and not tokenizer.suffix_ids and not lengths.all():
+        raise InputError(f"nothing is left of the text {names[int(np.argmin(lengths))]} after tokenization; remove it.")
+    tokens = np.concatenate(encoded).astype("<i4", copy=False)
+    if not tokens.all():
+        name = names[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
+        raise InputError(f"the text {name} holds the padding token, which only fills rows; remove it from the text.")
+    return tokens, lengths
 
 
 def padded(store: Store, max_length: int, *, length_multiple: int, num_hosts: int = 1) -> Layout:

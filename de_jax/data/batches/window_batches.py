@@ -22,7 +22,6 @@ from de_jax.data.batches.pair_batches import full_batches, require_shares
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows, in_memory
-from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs, reading
 from de_jax.settings import Count, map_of
@@ -192,7 +191,7 @@ def _store(examples: Examples, name: str, tokenizer: Tokenizer) -> TokenStore:
     """The texts of one side of a window, as a token store in memory."""
     texts = examples[name]
     names = examples.get(f"{name}_id") or [f"{place} of a window" for place in range(len(texts))]
-    tokens, lengths = joined(names, texts, tokenizer)
+    tokens, lengths = layout.end_to_end(names, texts, tokenizer)
     if not lengths.all():
         name = names[int(np.argmin(lengths))]
         raise InputError(f"the text {name} is empty; remove it, or set skip_empty.")

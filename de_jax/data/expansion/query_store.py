@@ -22,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Int32, Int64
 
+from de_jax.data.batches.layout import end_to_end
 from de_jax.data.expansion.generated_queries import fingerprint, of_another_corpus, read_expansion
 from de_jax.data.stores.corpus import TokenStore, open_token_store
-from de_jax.data.stores.store_writer import TOKEN_STORE, joined, of_file, writing
+from de_jax.data.stores.store_writer import TOKEN_STORE, of_file, writing
 from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
@@ -160,5 +161,5 @@ def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[Int32[np.ndarr
     places = [place for place, text in enumerate(texts) if input_policy.shown(text)]
     if places:
         encoded = tokenizer.encode([texts[place] for place in places])
-        tokens, lengths[places] = joined([repr(texts[place][:40]) for place in places], encoded, tokenizer)
+        tokens, lengths[places] = end_to_end([repr(texts[place][:40]) for place in places], encoded, tokenizer)
     return tokens, lengths

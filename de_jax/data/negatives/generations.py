@@ -193,11 +193,6 @@ def read(generation: Generation) -> MinedPairs:
     return mined
 
 
-def read_mined(generation: Generation) -> Iterator[Mined]:
-    """The pairs of a generation by id, in order; raises what `read` raises."""
-    return read(generation).lines()
-
-
 def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
     """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that is relevant in a pair.
 

@@ -19,8 +19,8 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
-from de_jax.data.batches.layout import Store
-from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, joined, of_file, writing
+from de_jax.data.batches.layout import Store, end_to_end
+from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, of_file, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, reading
@@ -213,7 +213,7 @@ def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
     tokens, lengths, num_texts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
     for chunk in _chunks(("", text) for text in texts):
         names = range(num_texts, num_texts + len(chunk))
-        found = joined([f"in place {place}" for place in names], tokenizer.encode([text for _, text in chunk]), tokenizer)
+        found = end_to_end([f"in place {place}" for place in names], tokenizer.encode([text for _, text in chunk]), tokenizer)
         tokens.append(found[0])
         lengths.append(found[1])
         num_texts += len(chunk)

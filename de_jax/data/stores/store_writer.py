@@ -11,6 +11,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from de_jax.data.batches.layout import end_to_end
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
 from de_jax.files.folders import Kind
@@ -38,24 +39,6 @@ TOKEN_STORE = Kind(
 ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
 
 
-def joined(
-    names: Sequence[str], encoded: Sequence[np.ndarray], tokenizer: Tokenizer
-) -> tuple[Int32[np.ndarray, " total"], Int64[np.ndarray, " n"]]:
-    """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3".
-
-    Raises:
-        InputError: a text that is empty after tokenization, or contains the padding token.
-    """
-    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-    if not tokenizer.prefix_ids and not tokenizer.suffix_ids and not lengths.all():
-        raise InputError(f"nothing is left of the text {names[int(np.argmin(lengths))]} after tokenization; remove it.")
-    tokens = np.concatenate(encoded).astype("<i4", copy=False)
-    if not tokens.all():
-        name = names[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
-        raise InputError(f"the text {name} holds the padding token, which only fills rows; remove it from the text.")
-    return tokens, lengths
-
-
 class StoreWriter:
     """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
 
@@ -76,7 +59,7 @@ class StoreWriter:
         self._skipped_ids += text_ids
 
     def append(self, text_ids: Sequence[str], encoded: list[np.ndarray]) -> None:
-        self.write(text_ids, *joined(text_ids, encoded, self._tokenizer))
+        self.write(text_ids, *end_to_end(text_ids, encoded, self._tokenizer))
 
     def write(self, text_ids: Sequence[str], tokens: Int32[np.ndarray, " t"], lengths: Int64[np.ndarray, " n"]) -> None:
         """Appends texts whose tokens stand end to end; a text may have none."""
