@@ -122,6 +122,11 @@ def test_short_texts_have_one_shape():
     assert set(tower.shapes) == {(8, 64, 16)}
 
 
+@pytest.mark.parametrize(("lengths", "shape"), [([5], (1, 16)), ([17], (1, 32)), ([5, 5], (1, 64))])
+def test_a_text_that_comes_alone_has_a_narrow_row(lengths, shape):
+    assert [(batch.num_rows, batch.row_length) for batch in plan(np.array(lengths), tokens_per_batch=64)] == [shape]
+
+
 def test_a_few_longer_texts_share_rows_with_short_ones():
     lengths = np.array([9] * 300 + [40, 33, 60], np.int32)
     batches = list(plan(lengths, tokens_per_batch=1024))
