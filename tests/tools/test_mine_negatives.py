@@ -131,7 +131,7 @@ def test_a_call_adds_a_generation_unless_the_newest_is_of_the_same(printed, trai
     assert f"{tmp_path}/out/000001 was made of the same texts with the same settings; there is nothing to do." in err.splitlines()
     for number, changes in enumerate([{"num_neg_docs": 3}, {"num_neg_docs": 2, "seed": 1}, {"num_neg_docs": 2}], start=2):
         assert printed("mine pairs", **options, **changes)["generation_dir"] == str(tmp_path / "out" / f"00000{number}")
-    lines = [list(generations.read_mined(generations.open_generation(tmp_path / "out", number))) for number in (1, 4)]
+    lines = [list(generations.read(generations.open_generation(tmp_path / "out", number)).lines()) for number in (1, 4)]
     assert lines[0] == lines[1]  # the same seed draws the same
     (tmp_path / "out" / "000004" / "neg_docs.npy").unlink()
     assert printed("mine pairs", **options, num_neg_docs=2)["generation_dir"] == str(tmp_path / "out" / "000005")
