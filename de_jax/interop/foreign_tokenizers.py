@@ -193,7 +193,7 @@ def _around(opened: Any) -> list[tuple[str, int]]:
     backend.no_padding()
     with rust_errors_named(Path(opened.name_or_path) / TOKENIZER_JSON_FILE):
         empty = backend.encode("")
-    return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))
+        return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))  # a template may name more ids than tokens
 
 
 def _padding(folder: Path, opened: Any, found: Mapping[str, Any], roles: set[str]) -> dict[str, Any]:

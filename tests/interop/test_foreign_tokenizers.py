@@ -153,6 +153,18 @@ def test_a_panic_of_the_rust_library_is_a_sentence(tmp_path):
         foreign_tokenizers._around(opened)
 
 
+def test_a_template_that_names_more_ids_than_tokens_is_a_sentence(tmp_path):
+    write_tokenizer(tmp_path)
+    found = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = found["added_tokens"][0]
+    ids = {"id": token["content"], "ids": [token["id"]] * 2, "tokens": [token["content"]]}
+    single = [{"SpecialToken": {"id": token["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {token["content"]: ids}}
+    change(tmp_path / "tokenizer.json", post_processor={**template, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}]})
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json \(zip"):
+        foreign_tokenizers.read(tmp_path)
+
+
 def test_a_file_that_says_the_same_is_kept_as_it_stands(tmp_path):
     save(tmp_path, "Bert")
     assert foreign_tokenizers.read(tmp_path).tokenizer.fingerprint == JsonTokenizer(tmp_path / "tokenizer.json").fingerprint
