@@ -40,7 +40,6 @@ from benchmarks import measure
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.model import Model
-from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
@@ -91,7 +90,6 @@ def main(argv: list[str] | None = None) -> None:
 
 KINDS: dict[str, Callable[..., Any]] = {
     "T5": T5Config,
-    "MPNet": functools.partial(BertConfig, position_offset=2, num_token_types=0, num_buckets=32),
     "ModernBERT": RotaryConfig,
     "Qwen3": functools.partial(
         RotaryConfig,

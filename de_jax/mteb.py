@@ -77,14 +77,16 @@ class Model:
         """Embeddings of the texts of all batches, in their order.
 
         Args:
-            inputs: batches with "text", a list of texts; mteb has put a document's title before its body.
+            inputs: batches with "text", a list of texts, where mteb has put a document's title before its body; a model with fields
+                of documents takes "title" and "body".
             prompt_type: mteb's `PromptType`, or its value: "query", "document", or None for neither.
             task_metadata: mteb's `TaskMetadata`, which decides the prompt.
             of_the_task: its split, subset and mteb's batch size, which change nothing here.
         """
-        texts = [text for batch in inputs for text in batch["text"]]
         kind = getattr(prompt_type, "value", prompt_type)
         prompt = self.prompt(task_metadata, kind)
+        has_fields = kind == "document" and hasattr(self._model, "run") and bool(self._model.run.doc.fields)
+        texts = [text for batch in inputs for text in (_documents(batch) if has_fields else batch["text"])]
         return self._encode[str(kind or self._others)](texts, **({} if prompt is None else {"prompt": prompt}))
 
     def prompt(self, task_metadata: Any, kind: str | None) -> str | None:
@@ -130,3 +132,10 @@ class Model:
             known |= {"embed_dim": getattr(self._model, "embedding_dim", None), "max_tokens": run.doc.max_length}
             known |= {"n_parameters": sum(sizes.values()), "n_embedding_parameters": sum(tables)}
         return ModelMeta.create_empty(overwrites=known)
+
+
+def _documents(batch: Mapping[str, Any]) -> list[Any]:
+    if "body" not in batch:
+        return list(batch["text"])
+    titles = batch.get("title") or [""] * len(batch["body"])
+    return [{"title": title or "", "text": body} for title, body in zip(titles, batch["body"], strict=True)]

@@ -32,7 +32,7 @@ SEEDS = (0, 1, 2)
 SHUFFLES = 20
 MOST_PAIRS, MOST_DOCS, MOST_QUERIES = 20_000, 40_000, 2_000
 SAMPLED_DOCS = 20_000
-BATCH_SIZE, MINUTES = 64, 1.5
+BATCH_SIZE = 64
 MEASURE = "nDCG@10"
 GRID: dict[str, dict[str, Any]] = {
     **{f"rate_{rate}": {"learning_rate": rate} for rate in (1e-5, 2e-5, 5e-5, 1e-4, 2e-4)},
@@ -94,6 +94,7 @@ def _all(args: argparse.Namespace) -> None:
             "experiments.judge_tuning",
             f"--model={args.model}",
             f"--out_dir={args.out_dir}",
+            f"--minutes={args.minutes}",
             f"--job={job}",
         ]
         with open(logs / f"{job}.txt", "w") as log:
@@ -241,7 +242,7 @@ def _tuned(
     import de_jax
 
     run_dir = args.out_dir / "runs" / name
-    options: dict[str, Any] = {"minutes": MINUTES, "trials": trials, "forgetting": forgetting, "seed": seed}
+    options: dict[str, Any] = {"minutes": args.minutes, "trials": trials, "forgetting": forgetting, "seed": seed}
     found = de_jax.tune(args.model, pairs, run_dir=run_dir, **options)
     scores = _tested(found.model, args.out_dir / "data" / of_set)
     return {"test": scores, "sentence": found.sentence, "plan": outputs.read_json(run_dir / "plan.json"), **found.report}
@@ -318,6 +319,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", type=Path, required=True)
     parser.add_argument("--job", help="run one job, such as fine_tune-medquad-0")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), help="kinds of jobs; default all")
+    parser.add_argument("--minutes", type=float, default=1.5, help="of training for each `tune`, on one GPU; more on a CPU")
     parser.add_argument("--workers", type=int, default=1, help="jobs at once")
     parser.add_argument("--seconds", type=float, default=1e9, help="no job begins or continues later")
     return parser.parse_args(argv)

@@ -131,11 +131,12 @@ def test_a_verdict_is_students_and_fishers():
     assert "keep the model that it started from" in turned["sentence"]
 
 
-def test_one_question_and_a_random_start_are_not_judged():
-    scores = {"a": 0.5}
-    found = verdict.judge(scores, {"a": 0.4}, bm25=scores, fusion=scores)
-    assert found["result"] == "not judged"
-    assert "1 held-out question cannot tell a gain from chance" in found["sentence"]
+def test_too_few_questions_and_a_random_start_are_not_judged():
+    for number, is_enough in ((1, False), (5, False), (6, True)):
+        scores = {str(place): 0.5 for place in range(number)}
+        found = verdict.judge(scores, dict.fromkeys(scores, 0.4), bm25=scores, fusion=scores)
+        assert found["result"] == ("better" if is_enough else "not judged")
+        assert ("cannot tell a gain from chance; hold out more" in found["sentence"]) == (not is_enough)
     alone = verdict.judge({"a": 0.5, "b": 1.0}, bm25={"a": 0.1, "b": 0.2}, fusion={"a": 0.1, "b": 0.2})
     assert alone["sentence"].startswith("nDCG@10 .750 on 2 held-out")
 
@@ -154,6 +155,15 @@ def test_equal_models_differ_by_nothing_that_shows():
     found = verdict.judge(scores, dict(scores), bm25=scores, fusion=scores)
     assert found["result"] == "no difference"
     assert (found["p"], found["smallest_visible"]) == (1.0, 0.0)
+    same = "no difference: nDCG@10 is .483 before and after, the same for each of 30 held-out questions; BM25"
+    assert found["sentence"].startswith(same)
+
+
+def test_a_difference_that_would_show_is_never_rounded_to_nothing():
+    before = {str(place): 0.5 for place in range(1000)}
+    found = verdict.judge(before | {"0": 0.5004, "1": 0.4997}, before)
+    assert found["result"] == "no difference"
+    assert "(the smallest that would show: .001)" in found["sentence"]
 
 
 def test_the_smallest_visible_difference_is_seen_in_four_of_five_samples():
@@ -206,5 +216,5 @@ def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path,
 
 
 def test_a_search_without_enough_queries_is_refused(start, tmp_path):
-    with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; raise dev_fraction"):
+    with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; give more"):
         de_jax.tune(start, PAIRS[:8], run_dir=tmp_path / "tune", dev_fraction=0.1, batch_size=2)

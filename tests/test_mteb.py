@@ -120,6 +120,15 @@ def test_a_description_has_the_sizes_of_the_model(tmp_path):
     assert about.use_instructions is False
 
 
+def test_fields_of_documents_are_read_apart(tmp_path):
+    model = de_jax.load(tiny_run.write_run(tmp_path), devices=1, doc_fields=("title", "text"))
+    batch = {"text": ["1 2 3", "4 5"], "title": ["1", None], "body": ["2 3", "4 5"]}
+    found = Model(model, name="my-org/sde").encode([batch], prompt_type="document")
+    expected = model.encode_document([{"title": "1", "text": "2 3"}, "4 5"])
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(found[0] - model.encode_document(["1 2 3"])[0]).max() > 1e-3
+
+
 @pytest.mark.soak
 def test_mteb_evaluates_a_local_task_to_our_own_scores():
     import datasets

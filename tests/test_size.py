@@ -12,7 +12,7 @@ MOST = {
     "de_jax/doc2query": 590,
     "de_jax/evaluation": 1590,
     "de_jax/files": 1300,
-    "de_jax/interop": 4840,
+    "de_jax/interop": 4850,
     "de_jax/losses": 1820,
     "de_jax/mining": 1360,
     "de_jax/models": 3860,
@@ -20,7 +20,7 @@ MOST = {
     "de_jax/retrieval": 2930,
     "de_jax/training": 4940,
     "tasks": 750,
-    "tools": 2660,
+    "tools": 2650,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
 AT_THE_ROOT = 5960

@@ -17,7 +17,8 @@ from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.searcher import open_searcher, texts_of
 from de_jax.settings import LocalPath, PositiveInt
 
-WARM_TEXTS = (1, 16, 64)
+WARM_TEXTS = range(1, 72, 3)
+"""Numbers of short texts that take every shape of batches of up to 64 clients."""
 
 
 @rules(without={"dataset_dir": ("embeddings_dir", "skip_empty", "index")})
@@ -70,8 +71,9 @@ def serve(
     served = server.Server(encoder, searcher, limits)
     app = served.app()
     for tower in server.TOWERS.values():  # compiles, so that no client waits for it
-        for number in WARM_TEXTS:
-            served.encode(tower, ["how high is mont blanc " * (1 + place % 4) for place in range(number)])
+        served.encode(tower, ["how high is mont blanc " * 4])
+        for number in WARM_TEXTS:  # equal texts would be encoded once
+            served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])
     if host != LOOPBACK:
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)

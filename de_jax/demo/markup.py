@@ -15,6 +15,7 @@ STYLE = """
 .dj { font: 15px/1.45 system-ui, sans-serif; color: var(--body-text-color);
   --dj-soft: color-mix(in srgb, var(--body-text-color) 68%, transparent); }
 .html-container:has(.dj) { padding: 0; }
+#results { min-height: 140px; padding-top: 10px; } #results .progress-text { position: static; transform: none; order: 1; }
 .dj h2 { font-size: 22px; font-weight: 600; margin: 0 0 2px; overflow-wrap: anywhere; }
 .dj p { margin: 0; overflow-wrap: anywhere; }
 .dj-columns { display: grid; gap: 24px; align-items: start;

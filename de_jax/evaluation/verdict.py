@@ -30,6 +30,8 @@ MEASURE, NAME = "nDCG@10", "ndcg@10"
 MOST_RESEMBLING = 0.7
 """Held-out queries that share more of their three-word sequences with a training query are left out of a verdict."""
 POWER = 0.8
+LEAST = 6
+"""Of fewer questions no paired permutation test has p below .05: the signs of 5 differences agree by chance in 2 of 32 cases."""
 
 Scores = dict[str, float]
 """nDCG@10 by query id."""
@@ -128,17 +130,14 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
     found |= {name: mean(scores) for name, scores in beside.items()}
     if before is None:
         return found | {"result": "not judged", "sentence": _sentence(found)}
-    found["before"] = mean(before)
-    result = "not judged"
-    if len(after) > 1:
+    found |= {"before": mean(before), "result": "not judged"}
+    if len(after) >= LEAST:
         differences = significance.paired_differences(after, before)
-        half = significance.half_width(differences.tolist())
+        middle, half = float(differences.mean()), significance.half_width(differences.tolist())
         p = significance.permutation_test(differences)
-        result = "no difference" if p >= 1 - significance.CONFIDENCE else "better" if differences.mean() > 0 else "worse"
-        middle = float(differences.mean())
+        found["result"] = "no difference" if p >= 1 - significance.CONFIDENCE else "better" if middle > 0 else "worse"
         found |= {"difference": round(middle, 5), "interval": [round(middle - half, 5), round(middle + half, 5)], "p": p}
-        found["smallest_visible"] = round(smallest_visible(differences.tolist()), 5)
-    found["result"] = result
+        found["smallest_visible"] = float(f"{smallest_visible(differences.tolist()):.4g}")
     return found | {"sentence": _sentence(found)}
 
 
@@ -159,9 +158,7 @@ def smallest_visible(differences: list[float]) -> float:
 def of_run(run_dir: str | Path) -> dict[str, Any] | None:
     """The verdict about a run, of a mixture by source; None for a run without held-out queries."""
     path = Path(run_dir) / VERDICT_FILE
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = reading.read_json(path, map_of(Any))
+    found: dict[str, Any] = reading.read_json(path, map_of(Any)) if path.is_file() else {"": None}
     return found[""] if found.keys() == {""} else found
 
 
@@ -191,7 +188,9 @@ def _sentence(found: Mapping[str, Any]) -> str:
     low, high = found["interval"]
     test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {_p(found['p'])}, {number}"
     if found["result"] == "no difference":
-        seen = f"the smallest that would show: {_short(found['smallest_visible'])}"
+        if not found["smallest_visible"]:
+            return f"no difference: {MEASURE} is {_short(found['after'])} before and after, the same for each of {number}{beside}."
+        seen = f"the smallest that would show: {_short(math.ceil(1000 * found['smallest_visible']) / 1000)}"
         return f"no difference that {number} could show ({seen}): {scores} ({test}){beside}."
     advice = "; keep the model that it started from" if found["result"] == "worse" else ""
     return f"{found['result']}: {scores} ({test}){beside}{advice}."

@@ -96,7 +96,7 @@ def export(
     if prompts and format == "t5x":
         flags = " ".join(f"--{tower}_prompt={json.dumps(prompt, ensure_ascii=False)}" for tower, prompt in prompts.items())
         notes.append(f"a T5X checkpoint holds no prompts, so add them where it is read: de-jax import model {flags}")
-    if run.doc.fields and format != "safetensors":
+    if run.doc.fields and format not in ("safetensors", "serving"):
         pairs = "give each document as a pair of these" if len(run.doc.fields) == 2 else "this format reads one text"
         notes.append(f"documents were trained with {' and '.join(run.doc.fields)} separated by the end of a text; {pairs}")
     if run.doc.max_passages > 1 and format != "safetensors":

@@ -78,9 +78,14 @@ class Encoder:
             ) from error
         self._batch_size = batch_size
 
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings [n, D], float32; texts beyond the tower's maximum length are cut at their end."""
-        rows = [self._ids(ids) for ids in self._tokenize([self._settings["prompt"] + text for text in texts])]
+    def __call__(self, texts: Sequence[str | dict[str, str]]) -> np.ndarray:
+        """Embeddings [n, D], float32; texts beyond the tower's maximum length are cut at their end.
+
+        Where documents have fields, one is {"title": ..., "text": ...}; a str is its text.
+        """
+        parts = [self._parts(text) for text in texts]
+        ids = iter(self._tokenize([part for own in parts for part in own]))
+        rows = [self._ids([next(ids) for _ in own]) for own in parts]
         embeddings = np.empty((len(rows), self._settings["dim"]), np.float32)
         by_length = np.argsort([len(row) for row in rows], kind="stable")
         for start in range(0, len(rows), self._batch_size):
@@ -92,11 +97,17 @@ class Encoder:
             embeddings[chosen] = np.asarray(self._call(self._params, tokens))[: len(chosen)]
         return embeddings
 
-    def _ids(self, ids: Sequence[int]) -> np.ndarray:
+    def _parts(self, text: str | dict[str, str]) -> list[str]:
+        fields = {"text": text} if isinstance(text, str) else text
+        first, *others = [fields[name] for name in self._settings.get("fields", []) if fields.get(name)] or [fields["text"]]
+        return [self._settings["prompt"] + first, *others]
+
+    def _ids(self, parts: Sequence[Sequence[int]]) -> np.ndarray:
         prefix, suffix, pad_id = (self._settings[name] for name in ("prefix_ids", "suffix_ids", "pad_id"))
         # The model's padding is 0, so the vocabulary's padding and its 0 have changed places.
         swapped = {pad_id: 0, 0: pad_id}
-        body = [swapped.get(int(token), int(token)) for token in ids]
+        first, *others = [[swapped.get(int(token), int(token)) for token in ids] for ids in parts]
+        body = [*first, *(token for ids in others for token in (*suffix, *ids))]
         return np.array([*prefix, *body[: self._settings["max_length"] - len(prefix) - len(suffix)], *suffix], np.int32)
 
 

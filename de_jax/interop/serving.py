@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import export
 
-from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, bare, prompt_of, spelt_out
+from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, bare, fields_of, prompt_of, spelt_out
 from de_jax.files import outputs
 from de_jax.interop import served_encoder
 from de_jax.models.layers import compiling_for
@@ -63,6 +63,7 @@ def _tokenizer_settings(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokenizer": name,
         "prompt": prompt_of(tokenizer),
+        "fields": fields_of(tokenizer),
         "pad_id": tokenizer.pad_id,
         "prefix_ids": list(tokenizer.prefix_ids),
         "suffix_ids": list(tokenizer.suffix_ids),

@@ -1,8 +1,8 @@
 """The order and the shapes in which texts go through an encoder: little padding, few shapes.
 
-Short texts are packed, several in a row. Longer ones have a row each and are taken longest first: a batch is as wide as its
-longest text, rounded up, and its number of rows follows from that width alone, so that each width is compiled once. Too few of
-them to fill a batch are packed with the short ones if they fit in such a row.
+Short texts are packed, several in a row; a single text has a narrow row. Longer ones have a row each and are taken longest
+first: a batch is as wide as its longest text, rounded up, and its number of rows follows from that width alone, so that each width
+is compiled once. Too few of them to fill a batch are packed with the short ones if they fit in such a row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class Packing(NamedTuple):
     text: int
     row: int
     texts: int
-    sizes: int  # numbers of rows that a batch may have, up to a full one
+    sizes: int  # numbers of rows that a batch may have, up to a full one: few shapes, also from one call to the next
+    alone: int  # the least width of a single text
 
 
-SHORT = {"cpu": Packing(32, 64, 16, sizes=8)}
+SHORT = {"cpu": Packing(32, 64, 16, sizes=8, alone=16)}
 """By backend. A CPU computes scores of all pairs of tokens in a row, and compiles in seconds."""
-SHORT_ACCELERATOR = Packing(256, 256, 64, sizes=1)
+SHORT_ACCELERATOR = Packing(256, 256, 64, sizes=1, alone=256)
 """Nearly all texts take one shape, whose program compiles for tens of seconds."""
-NO_PACKING = Packing(0, 0, 1, sizes=8)
+NO_PACKING = Packing(0, 0, 1, sizes=8, alone=1)
 LENGTHS_PER_DOUBLING = {"cpu": 8}
 """How many widths of longer texts there are by default between one power of two and the next, by backend."""
 LENGTHS_PER_DOUBLING_ACCELERATOR = 4
@@ -86,6 +87,9 @@ def plan(
     """
     packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR) if packs else NO_PACKING
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
+    if len(order) == 1 and (width := max(packing.alone, 1 << (int(lengths[0]) - 1).bit_length())) < packing.row:
+        yield MicroBatch(order, order, order, 1, width, 1)  # a query waits for no row's other tokens
+        return
     long = order[: int(np.count_nonzero(lengths > packing.text))]
     start = previous = 0
     while start < len(long):
@@ -95,7 +99,7 @@ def plan(
             break
         positions = long[start : start + num_rows]
         if row_length != previous:  # else a program for full batches is there
-            num_rows = min(num_rows, _round_up(len(positions), _step(num_rows, packing)))
+            num_rows = min(num_rows, _round_up(len(positions), max(1, num_rows // packing.sizes)))
         row, previous = np.arange(len(positions), dtype=np.int32), row_length
         yield MicroBatch(positions, row, np.zeros_like(row), num_rows, row_length, 1)
         start += num_rows
@@ -124,16 +128,11 @@ def _packed(texts: np.ndarray, lengths: np.ndarray, most_rows: int, packing: Pac
     """Batches of as many rows each, so that a few rows more than a batch do not cost a second full one."""
     row, place = layout.fit(lengths, packing.row, packing.texts)
     needed = int(row.max()) + 1
-    num_rows = min(most_rows, _round_up(-(-needed // -(-needed // most_rows)), _step(most_rows, packing)))
+    num_rows = min(most_rows, _round_up(-(-needed // -(-needed // most_rows)), max(1, most_rows // packing.sizes)))
     order = np.argsort(row, kind="stable")
     ends = np.searchsorted(row[order], np.arange(num_rows, needed + num_rows, num_rows))
     for batch, members in enumerate(np.split(order, ends[:-1])):
         yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, packing.row, packing.texts)
-
-
-def _step(num_rows: int, packing: Packing) -> int:
-    """The numbers of rows of trimmed batches are multiples of it: few shapes, also from one call to the next."""
-    return max(1, num_rows // packing.sizes)
 
 
 def _round_up(value: int, multiple: int) -> int:

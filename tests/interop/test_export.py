@@ -342,6 +342,17 @@ def test_two_fields_are_a_pair_of_texts_to_sentence_transformers(tmp_path, vocab
     np.testing.assert_allclose(theirs, encode.docs(run, store), atol=1e-5)
 
 
+def test_a_served_tower_separates_the_fields_of_documents(tmp_path, vocabularies):
+    pytest.importorskip("flatbuffers")
+    run = make_run(tmp_path, vocabularies, "bert", prompts=("", "passage: "))
+    run = run._replace(doc=run.doc.with_prompt(None, ("url", "title", "text")))
+    assert export(run, tmp_path / "out", "serving") == []
+    docs = [{"url": "fox.org", "title": "red whale", "text": "of the deep sea"}, {"title": "", "text": "quick"}, "fox and red"]
+    texts = [one if isinstance(one, str) else document(**one) for one in docs]
+    found = served_encoder.Encoder(tmp_path / "out", "document")(docs)
+    np.testing.assert_allclose(found, encode.docs(run, corpus.tokenized(texts, run.doc.tokenizer)), atol=1e-5)
+
+
 def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):
     with pytest.raises(InputError, match="T5 towers"):
         export(make_run(tmp_path, vocabularies, "bert"), tmp_path / "out", "t5x")

@@ -1,6 +1,7 @@
 """Products of low precision with their own derivative, and dropout."""
 
 import functools
+import re
 import types
 
 import jax
@@ -203,5 +204,6 @@ def test_parameters_of_equal_layers_are_one_draw_with_the_values_of_their_own_ke
     alone = jax.jit(lambda key: tower.init(key, jnp.ones((1, 2), jnp.int32))["params"])
     together = jax.jit(lambda key: layers.drawn_together(lambda: alone.__wrapped__(key)))
     jax.tree.map(np.testing.assert_array_equal, together(jax.random.key(1)), alone(jax.random.key(1)))
-    draws = [program.lower(jax.random.key(1)).as_text().count("call @_normal") for program in (together, alone)]
+    texts = [program.lower(jax.random.key(1)).as_text() for program in (together, alone)]
+    draws = [len(re.findall("call @_(?:normal|uniform)", text)) for text in texts]  # JAX 0.10 calls the one, 0.12 the other
     assert draws[0] < draws[1]

@@ -22,7 +22,7 @@ from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
 from de_jax.training.mesh import sharding
-from de_jax.training.mesh.sharding_rules import state_shardings
+from de_jax.training.mesh.sharding import state_shardings
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, TrainState
 
@@ -120,6 +120,11 @@ def test_short_texts_have_one_shape():
     store = ListStore([[row + 1] * size for row, size in enumerate(np.random.default_rng(0).integers(1, 33, 300))])
     np.testing.assert_allclose(encode(tower, store, max_length=64, tokens_per_batch=512), expected(store, 64), rtol=1e-6)
     assert set(tower.shapes) == {(8, 64, 16)}
+
+
+@pytest.mark.parametrize(("lengths", "shape"), [([5], (1, 16)), ([17], (1, 32)), ([5, 5], (1, 64))])
+def test_a_text_that_comes_alone_has_a_narrow_row(lengths, shape):
+    assert [(batch.num_rows, batch.row_length) for batch in plan(np.array(lengths), tokens_per_batch=64)] == [shape]
 
 
 def test_a_few_longer_texts_share_rows_with_short_ones():

@@ -3,10 +3,12 @@
 import json
 import shutil
 import socket
+import time
 
 import pytest
 
 from de_jax.demo import gradio_page, page
+from de_jax.demo.side_by_side import SideBySide
 
 pytestmark = pytest.mark.soak
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script> ${alert(3)} {{constructor.constructor('alert(4)')()}} \"'>`x`"
@@ -100,6 +102,17 @@ def test_a_query_gives_all_columns_and_hostile_documents_are_text(tab, tmp_path)
     assert hits(tab, 1).first.bounding_box()["height"] > closed
     tab.screenshot(path=tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_a_spinner_with_its_text_below_turns_until_the_results(tab, monkeypatch):
+    at_once = SideBySide.search
+    monkeypatch.setattr(SideBySide, "search", lambda *of: (time.sleep(2), at_once(*of))[1])
+    search(tab, "red fox", 3)
+    tab.wait_for_selector("#results .progress-text")
+    spinner, text = (tab.locator(f"#results .wrap {part}").first.bounding_box() for part in ("svg", ".progress-text"))
+    assert text["y"] >= spinner["y"] + spinner["height"] / 2
+    tab.wait_for_selector(".dj-columns mark")
+    assert not tab.locator("#results .progress-text").is_visible()
 
 
 def test_inputs_are_bounded(tab):
