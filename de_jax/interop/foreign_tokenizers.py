@@ -36,7 +36,6 @@ SETTINGS_FILE = "tokenizer_config.json"
 LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
 ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
 _SETTINGS = {"model_max_length": Maybe(float | None)}
-_WITHOUT_EFFECT = ("truncation", "padding")
 
 
 class ForeignTokenizer(NamedTuple):
@@ -129,8 +128,7 @@ def _opened(folder: Path) -> Any:
         if is_there(folder / TOKENIZER_JSON_FILE):
             read_json(folder / TOKENIZER_JSON_FILE, max_bytes=None)  # stricter than the library: no key twice
         # A sentencepiece file alone is the whole vocabulary, to which T5's class would add a hundred tokens.
-        is_alone = not is_there(file) and not is_there(folder / TOKENIZER_JSON_FILE)
-        own = {"extra_ids": 0} if is_alone else {}
+        own = {} if is_there(file) or is_there(folder / TOKENIZER_JSON_FILE) else {"extra_ids": 0}
         with _without_marks(folder) as plain:
             opened = AutoTokenizer.from_pretrained(str(plain), local_files_only=True, trust_remote_code=False, **own)
     if not hasattr(opened, "backend_tokenizer"):
@@ -193,7 +191,7 @@ def _around(opened: Any) -> list[tuple[str, int]]:
     backend.no_padding()
     with rust_errors_named(Path(opened.name_or_path) / TOKENIZER_JSON_FILE):
         empty = backend.encode("")
-    return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))
+        return list(zip(empty.tokens, empty.special_tokens_mask, strict=True))  # a template may name more ids than tokens
 
 
 def _padding(folder: Path, opened: Any, found: Mapping[str, Any], roles: set[str]) -> dict[str, Any]:
@@ -220,7 +218,7 @@ def _kept(file: Path, found: dict[str, Any]) -> JsonTokenizer:
 
         content = read_bytes(file).removeprefix(reading.BOM)
         own = json.loads(tokenizers.Tokenizer.from_str(content.decode("utf-8")).to_str())
-        if all(own[part] == found[part] for part in found if part not in _WITHOUT_EFFECT):
+        if all(own[part] == found[part] for part in found if part not in ("truncation", "padding")):
             with rust_errors_named(file):
                 same = JsonTokenizer(file, content)
             return same if same.pad_id == made.pad_id else made

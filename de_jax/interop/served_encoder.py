@@ -54,7 +54,9 @@ class Encoder:
             raise InputError(f"the tower is {tower!r}; it is 'query' or 'document'.")
         folder, path = Path(folder), Path(folder) / "serving.json"
         try:
-            self._settings = json.loads(path.read_text(encoding="utf-8"))[TOWERS[tower]]
+            if odd := [one.name for one in folder.rglob("*") if not (one.is_file() or one.is_dir())]:
+                raise ValueError(f"{odd[0]} is a pipe or a broken link")
+            self._settings = json.loads(path.read_text(encoding="utf-8-sig"))[TOWERS[tower]]
             if wrong := [name for name, kind in SETTINGS.items() if type(self._settings[name]) is not kind]:
                 raise ValueError(f"{wrong[0]} is {self._settings[wrong[0]]!r}")
             path = folder / self._settings["tokenizer"]

@@ -79,10 +79,15 @@ def naive_tokenizer(folder: Path, prompt: str = "") -> Any:
         return naive_sentencepiece(folder / "spiece.model", prompt)
     if not (folder / "tokenizer.json").is_file():
         return None
-    settings = folder / "tokenizer_config.json"
-    if settings.is_file() and strict_json(naive_text(settings)).get("tokenizer_class") != "PreTrainedTokenizerFast":
-        # Another class, or that of the model, makes a vocabulary of its own of the file.
-        return _naive_vocabulary(AutoTokenizer.from_pretrained(folder).backend_tokenizer, prompt)
+    settings = [folder / name for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")]
+    if any(file.is_file() for file in settings):
+        # The class that they name, or that of the model, makes a vocabulary of its own of the file, with the tokens that they add.
+        opened = AutoTokenizer.from_pretrained(folder)
+        found = json.loads(opened.backend_tokenizer.to_str())
+        roles = {"[UNK]", "[PAD]", "[CLS]", "[SEP]", *(one for one in opened.special_tokens_map.values() if isinstance(one, str))}
+        for token in found["added_tokens"]:
+            token["special"] &= token["content"] in roles  # others are found in texts
+        return _naive_vocabulary(tokenizers.Tokenizer.from_str(json.dumps(found)), prompt)
     return naive_json_vocabulary(folder / "tokenizer.json", prompt)
 
 

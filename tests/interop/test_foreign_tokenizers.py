@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import transformers
 from pretrained_folders import TEXTS, write, write_tokenizer
 
@@ -150,6 +151,18 @@ def test_a_panic_of_the_rust_library_is_a_sentence(tmp_path):
 
     opened = SimpleNamespace(backend_tokenizer=Backend(), name_or_path=str(tmp_path))
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json \(no entry found for key\)"):
+        foreign_tokenizers._around(opened)
+
+
+def test_a_template_that_names_more_ids_than_tokens_is_a_sentence(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "[SEP]": 1}, "[UNK]"))
+    found = {"[SEP]": {"id": "[SEP]", "ids": [1, 1], "tokens": ["[SEP]"]}}
+    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": found}
+    damaged = tokenizers.Tokenizer.from_str(json.dumps({**json.loads(backend.to_str()), "post_processor": template}))
+    opened = SimpleNamespace(backend_tokenizer=damaged, name_or_path=str(tmp_path))
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json \(zip"):
         foreign_tokenizers._around(opened)
 
 
