@@ -2,9 +2,9 @@
 
 python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store full
 
-A synthetic table of queries is imported as other people's are (`generated_queries.write_released`), read into mapped texts
-and tokens (`expansion.query_texts`), and ranked by ROUGE-L for `--num_pairs` training pairs
-(`expansion.curriculum`), as a curriculum does; then queries of random documents are read. `memory_mib` is the process's own memory
+A synthetic table of queries is imported as other people's are (`generated_queries.write_released`), read into a store of tokens
+and texts (`expansion.query_store`), and ranked by ROUGE-L for `--num_pairs` training pairs (`expansion.curriculum`), as a
+curriculum does; then queries of random documents are read. `memory_mib` is the process's own memory
 at the beginning of each step and at its peak, without mapped files. Each document has its own pool of 30 words for its queries,
 since the generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales
 disk and time of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are in a folder of
@@ -34,8 +34,8 @@ from de_jax.data.batches import layout
 from de_jax.data.expansion.curriculum import ranked_texts
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.generated_queries import write_released
-from de_jax.data.expansion.query_texts import QueryTokens, queries_by_row, tokenized_queries
-from de_jax.data.stores.corpus import TextIds, TokenStore
+from de_jax.data.expansion.query_store import GeneratedQueries, open_queries
+from de_jax.data.stores.corpus import TextIds, TokenStore, build_token_store
 
 DOCS_PER_PART, NUM_WORDS, WORDS_A_POOL = 4096, 100_000, 30
 BATCH, NEGATIVES, TOKENS_A_QUERY = 512, 7, 8
@@ -59,22 +59,18 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         with _step("import", steps):
             write_released([folder / "queries.tsv"], folder / "corpus.jsonl", expansion, docs_per_part=DOCS_PER_PART, about={})
         (folder / "queries.tsv").unlink()
-        with _step("texts", steps):
-            queries = queries_by_row(expansion, doc_ids, cache_dir)
-        with _step("open", steps):
-            queries = queries_by_row(expansion, doc_ids, cache_dir)
-        with _step("tokens", steps):
-            generated = tokenized_queries(queries, Words(), cache_dir)
-        pairs = [(str(number), doc_ids[row]) for number, row in enumerate(_spread(args.num_docs, args.num_pairs))]
+        docs = build_token_store(((doc_id, "a document") for doc_id in doc_ids), Words(), folder / "docs", progress=False)
+        for name in ("store", "open"):
+            with _step(name, steps):
+                queries = open_queries(expansion, docs, Words(), cache_dir)
+        rows = _spread(args.num_docs, args.num_pairs)
+        pairs = [(str(number), doc_ids[row]) for number, row in enumerate(rows)]
         with _step("ranking", steps):
-            ranked = ranked_texts(lambda: (pairs, golds), ["synthetic"], expansion, cache_dir=cache_dir)
-        rows, start = rng.integers(args.num_docs, size=args.num_reads).tolist(), time.perf_counter()
-        letters = sum(len(query) for row in rows for query in queries[row])
-        read = (time.perf_counter() - start) / len(rows)
-        texts, tokens = (
-            sum(path.stat().st_size for path in cache_dir.glob(f"{kind}-*/*.npy")) / args.num_docs
-            for kind in ("query_texts", "generated")
-        )
+            ranked = ranked_texts(lambda: (pairs, golds, lambda pair: queries.texts(rows[pair])), ["synthetic"], expansion)
+        read_rows, start = rng.integers(args.num_docs, size=args.num_reads).tolist(), time.perf_counter()
+        letters = sum(len(query) for row in read_rows for query in queries.texts(row))
+        read = (time.perf_counter() - start) / args.num_reads
+        disk = sum(path.stat().st_size for path in cache_dir.glob("generated-*/*.npy")) / args.num_docs
         of_numbers = 4 * queries.counts.nbytes  # counts, the rows of documents, and the first query and text of each
         store = _of_full_store(args, rng) if args.full_store else {}
     scale = args.full_corpus / args.num_docs
@@ -82,15 +78,15 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "num_docs": args.num_docs,
         "num_queries": args.num_queries,
         "num_pairs": len(ranked.offsets) - 1,
-        "letters_a_query": round(letters / len(rows) / args.num_queries, 1),
-        "tokens_a_query": round(len(generated.tokens) / (len(generated.offsets) - 1), 2),
-        "bytes_a_doc": {"texts": round(texts, 1), "tokens": round(tokens, 1)},
+        "letters_a_query": round(letters / args.num_reads / args.num_queries, 1),
+        "tokens_a_query": round(len(queries.tokens) / (len(queries.offsets) - 1), 2),
+        "bytes_a_doc": round(disk, 1),
         "seconds": {name: round(step.seconds, 2) for name, step in steps.items()},
         "read_microseconds": round(1e6 * read, 1),
         "memory_mib": {name: {"before": step.before, "peak": step.peak} for name, step in steps.items()},
         "of_full_corpus": {
             "num_docs": args.full_corpus,
-            "disk_gib": round((texts + tokens) * args.full_corpus / 2**30, 2),
+            "disk_gib": round(disk * args.full_corpus / 2**30, 2),
             "memory_mib": round(of_numbers * scale / 2**20),
             "hours": {name: round(step.seconds * scale / 3600, 2) for name, step in steps.items()},
         },
@@ -145,8 +141,8 @@ def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[s
         np.save(files["offsets"], np.arange(num_queries + 1, dtype=np.int64) * TOKENS_A_QUERY)
     written, start = time.perf_counter() - start, time.perf_counter()
     tokens, offsets = (np.load(file, mmap_mode="r") for file in files.values())
-    firsts = np.arange(num_docs + 1, dtype=np.int64) * args.num_queries
-    store = QueryTokens(tokens, offsets, firsts, Words.fingerprint, "random numbers")
+    firsts, counts = np.arange(num_docs) * args.num_queries, np.full(num_docs, args.num_queries)
+    store = GeneratedQueries(tokens, offsets, firsts, counts, Words.fingerprint, "random numbers")
     texts = TextsWithOneQuery(_equal_docs(num_docs), store)
 
     def drawn() -> np.ndarray:

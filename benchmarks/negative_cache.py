@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.recipe import Recipe
-from de_jax.training.mesh import plan, sharding, sharding_rules
+from de_jax.training.mesh import plan, sharding
 from de_jax.types import Batch, CachedDocs
 
 GIB = 2**30
@@ -58,14 +58,14 @@ class Step:
         self.recipe, self._num_steps = _recipe(args, name), args.num_steps
         mesh, rng = self.recipe.devices.mesh(), np.random.default_rng(args.seed)
         abstract = jax.eval_shape(self.recipe.init)
-        shardings = sharding_rules.state_shardings(abstract, mesh)
-        like = sharding_rules.with_shardings(abstract, shardings)
+        shardings = sharding.state_shardings(abstract, mesh)
+        like = sharding.with_shardings(abstract, shardings)
         self.cache_gib = round(plan.bytes_per_device(like.cache) / GIB, 6)
         self._state = jax.jit(self.recipe.init, out_shardings=shardings)()
         if name == "cached":
             self._state = self._state._replace(cache=_full(like.cache, self.recipe.model.doc.encoder.vocab_size, args.seed))
         self._batch = sharding.place(_batch(args, name, self.recipe.model.doc.encoder.vocab_size, rng), mesh)
-        step = sharding_rules.compiled_step(self.recipe.train_step(abstract.params), shardings, mesh)
+        step = sharding.compiled_step(self.recipe.train_step(abstract.params), shardings, mesh)
         self._step = step.lower(self._state, self._batch).compile()
         self.memory = self._step.memory_analysis()
         self.batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._batch)) / mesh.size

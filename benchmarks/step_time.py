@@ -30,7 +30,7 @@ from de_jax.data.batches import layout
 from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
-from de_jax.training.mesh import plan, sharding_rules
+from de_jax.training.mesh import plan, sharding
 from de_jax.types import Batch, InputError, Packed, Params
 
 REAL_LENGTH: dict[TowerName, int] = {"query": 64, "doc": 256}
@@ -89,7 +89,7 @@ class Ours:
     def __init__(self, recipe: Recipe, params: Params, batches: list[Batch]) -> None:
         self.state = jax.jit(recipe.init)(params)
         self._batches = batches
-        options = sharding_rules.CPU_OPTIONS if jax.default_backend() == "cpu" else None
+        options = sharding.CPU_OPTIONS if jax.default_backend() == "cpu" else None
         step = recipe.train_step(jax.eval_shape(recipe.init).params)
         jitted = jax.jit(step, donate_argnums=0, compiler_options=options)
         start = time.perf_counter()

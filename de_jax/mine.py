@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import command, recipe_file
+from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
 from de_jax.files import addresses, folders
-from de_jax.mining.miner import Miner
-from de_jax.mining.mining_run import encode_part, mine_generation, mined_steps, only_miner
+from de_jax.mining.miner import Miner, encode_docs
+from de_jax.mining.mining_run import kept_as, made_of, mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
@@ -82,7 +83,7 @@ def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **opt
     """
     with _opened(recipe, run_dir, once=True, poll_seconds=0, **options) as mining:
         for own, mined, source in mining.each(mining.load(step)):
-            encode_part(own, mined, part, source=source, texts_per_shard=mining.texts_per_shard)
+            encode_docs(own, mined.texts, kept_as(source), part=part, texts_per_shard=mining.texts_per_shard)
 
 
 @contextlib.contextmanager
@@ -147,13 +148,16 @@ class _Mining(NamedTuple):
             yield run._replace(query=part.query, doc=part.doc) if name else run, mined, name
 
     def mine_step(self, step: int | None) -> Iterator[Generation]:
-        """The generations by one checkpoint; generations that a killed miner wrote are left out."""
+        """The generations by one checkpoint; those that a killed miner wrote are not mined again."""
         for own, mined, source in self.each(self.load(step)):
-            if step is not None and step in mined_steps(mined, self.run_dir):
+            key = made_of(own, mined.texts, self.miner)
+            if found := generations.newest_made_of(mined.negatives_dir, key):
+                yield found
                 continue
             dev = self.data.parts[source].dev
             score = functools.partial(score_index, own, dev, doc_ids=dev.doc_store.ids) if dev else None
-            generation = mine_generation(own, mined, self.miner, source=source, score=score, texts_per_shard=self.texts_per_shard)
+            options: dict[str, Any] = {"score": score, "texts_per_shard": self.texts_per_shard, "facts": {"made_of": key}}
+            generation = mine_generation(own, mined, self.miner, source=source, **options)
             assert generation is not None  # this is the only process
             yield generation
 

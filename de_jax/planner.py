@@ -11,7 +11,7 @@ from de_jax import recipe_checks
 from de_jax.recipe import Recipe
 from de_jax.settings import Effort, NonNegativeInt, PositiveInt, Utilization, checked
 from de_jax.training.mesh import plan as compiling
-from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh import sharding
 from de_jax.training.mesh.plan import Topology
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
@@ -91,9 +91,9 @@ def plan(
     recipe_checks.check_sizes(recipe, mesh, has_negatives=True, **{SIZES[name]: shape[name] for name in SIZES})
     for rows in filter(None, (query_rows, doc_rows)):
         sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
-    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
-    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
-    placed = sharding_rules.with_shardings(state, shardings)
+    shardings = sharding.state_shardings(state, mesh, recipe.devices.sharding_rules)
+    step = sharding.compiled_step(recipe.train_step(state.params), shardings, mesh)
+    placed = sharding.with_shardings(state, shardings)
     compiled = compiling.compile_for(mesh, step, placed, batch_shapes(**shape), effort=effort)
     chip = topology.chip
     why_not = compiled.why_not or compiling.lacks(compiled.memory, chip)

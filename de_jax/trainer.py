@@ -1,4 +1,7 @@
-"""Trains a dual encoder from a recipe; the same call continues a stopped run."""
+"""Trains a dual encoder from a recipe; the same call continues a stopped run.
+
+`make_hooks` chooses what happens between updates: logs, evaluations, mining, checkpoints, reasons to end.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,39 @@ from de_jax import command, recipe_checks, recipe_file
 from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import TrainingSet, of_source
+from de_jax.data.sources.training_set import QueriesForBoth, TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import verdict
+from de_jax.evaluation.dev_scores import divergence
+from de_jax.evaluation.verdict import DevScores
 from de_jax.files import addresses, outputs
 from de_jax.files.outputs import write_json
-from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
-from de_jax.mining.mining_run import mine_generation, only_miner
+from de_jax.mining.follow_negatives import FollowNegatives
+from de_jax.mining.mining_run import MineNegatives, mine_generation, only_miner
 from de_jax.recipe import Recipe
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.dev_evaluation import ended_early
-from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.hooks.alignment import KL, Alignment, StopWhenAligned
+from de_jax.training.hooks.collapse import WatchForCollapse
+from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
+from de_jax.training.mesh import distributed, sharding
 from de_jax.training.mesh.distributed import StopOnSignal
-from de_jax.training.run import wandb_log
+from de_jax.training.run import run_log, wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
-from de_jax.training.run.fit import Stop
+from de_jax.training.run.fit import Hook, Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
 from de_jax.training.run.run_folder import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     DATA_REPORT_FILE,
+    Run,
     complete_steps,
     continuing,
     describe_run,
     keep_unused,
     only_trainer,
 )
+from de_jax.training.run.run_log import Sink
 from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
@@ -77,7 +86,7 @@ def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     began = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
-    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
+    shardings = sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
@@ -113,7 +122,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     if start.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
         check_tokenizers(start.init_from, _tokenizers(data), abstract.all_params, new=start.init_new)
         keep_unused(run_dir, unused_of(start.init_from))
-    training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
+    training = _training(recipe, data, mesh, sharding.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),
         session(training, run_dir) as run,
@@ -166,15 +175,15 @@ def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.shardin
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
     recipe_checks.check_before_data(recipe, mesh, recipe.model.shapes(), is_fresh=is_fresh)
     abstract = recipe.check()
-    sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
+    sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     return abstract, mesh
 
 
 def first_params(recipe: Recipe) -> Params:
     """The parameters that a run of this recipe has before its first update."""
     abstract, mesh = recipe.check(), recipe.devices.mesh()
-    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
-    state = fresh_state(recipe.init, _start_from(recipe), sharding_rules.with_shardings(abstract, shardings))
+    shardings = sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
+    state = fresh_state(recipe.init, _start_from(recipe), sharding.with_shardings(abstract, shardings))
     return recipe.merged(state.all_params)
 
 
@@ -247,6 +256,111 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
                 mine_generation(now, mined, recipe.negatives.miner, source=name)
             distributed.agreed(True)  # the first process searches and writes; the others wait for it
         mined.begin(run.start_step, known)
+
+
+def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
+    """The actions between updates of a new or continued run; checkpoints are saved last.
+
+    Args:
+        recipe: the run's recipe.
+        data: the training data.
+        run: the run with its first state.
+        best: its folder for the best checkpoint.
+    """
+    logging, negatives, num_steps = recipe.logging, recipe.negatives, recipe.optimization.num_steps
+    start_step, sinks = run.start_step, run.sinks()
+    watch = None
+    if logging.collapse_alarm:
+        logged = run_log.read_metrics(run.run_dir / run_log.METRICS_FILE) if start_step and sinks else []
+        watch = WatchForCollapse(logging.collapse_alarm, logged)
+        sinks.append(watch.line)
+    log = run.log(sinks, data.source_of)
+    hooks: list[Hook] = [log, *([watch] if watch else [])]
+    run_at = {name: functools.partial(run_of, recipe, run.run_dir, part) for name, part in data.parts.items()}
+    evaluated, dev_scores = None, None
+    if data.dev_sets:
+        dev_scores = DevScores(data, {name: functools.partial(at, start_step) for name, at in run_at.items()}, run.run_dir)
+        evaluated = EvaluateOnDev(
+            dev_scores,
+            every_steps=logging.evaluate_every_steps,
+            num_steps=num_steps,
+            best=best,
+            patience=logging.early_stopping_patience,
+            begun=run.beside.get("dev"),
+            start_step=start_step,
+            sinks=[*sinks, dev_scores.keep] if sinks else [],
+            paused=log.paused,
+        )
+        hooks.append(evaluated)
+        if not start_step and recipe.initialization.init_from and logging.evaluate_start:
+            first = dev_scores(run.state.all_params)
+            for sink in sinks:
+                sink(0, {f"dev/{name}": value for name, value in first.items()})
+            if sinks:
+                dev_scores.keep_first()
+    aligned = None
+    if recipe.alignment:
+        run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
+        value_of = _measure_of_alignment(recipe.alignment, data.for_both, run_now, dev_scores)
+        rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
+        aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, paused=log.paused)
+        if not start_step:
+            aligned.measure(0, run.state.all_params)
+        hooks.append(aligned)
+    for name, mined in data.all_mined.items():
+        mines_in = None
+        if negatives.miner and negatives.mine_every_steps:
+            mines_in = run.run_dir
+            hooks.append(
+                MineNegatives(
+                    run_at[name],
+                    mined,
+                    negatives.miner,
+                    every_steps=negatives.mine_every_steps,
+                    num_steps=num_steps,
+                    source=name,
+                    paused=log.paused,
+                )
+            )
+        if between := negatives.steps_between_looks():
+            own_sinks = [_naming(name, sink) for sink in sinks]
+            hooks.append(FollowNegatives(mined, every_steps=between, run_dir=mines_in, sinks=own_sinks))
+    save = run.save(
+        log,
+        beside=lambda: {
+            "switches": [],
+            **{of_source("switches", name): mined.switches for name, mined in data.all_mined.items()},
+            "alignment": aligned.progress() if aligned else None,
+            "dev": evaluated.progress() if evaluated else None,
+        },
+        reasons=[one.reason for one in (aligned, evaluated, watch) if one],
+    )
+    return [*hooks, *run.profile(), save]
+
+
+def _naming(source: str, sink: Sink) -> Sink:
+    """A sink whose numbers are one source's."""
+    return lambda step, scalars: sink(step, {of_source(name, source): value for name, value in scalars.items()})
+
+
+def _measure_of_alignment(
+    alignment: Alignment,
+    queries: QueriesForBoth | None,
+    run_at: Callable[[Params], Run],
+    dev_scores: Callable[[Params], dict[str, float]] | None,
+) -> Callable[[Params], float]:
+    """What `StopWhenAligned` asks of parameters."""
+    measure = alignment.measure
+    if measure == KL:
+        assert queries is not None  # `check_parts` has checked it
+        return lambda params: divergence(run_at(params), queries)
+    assert dev_scores is not None
+    return lambda params: dev_scores(params)[measure]
+
+
+def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
+    """The trained model in the form of `load_run`; `params` are all of a state's."""
+    return Run(run_dir, step, recipe.model, recipe.merged(params), data.query, data.doc)
 
 
 def _tokenizers(data: TrainingSet) -> dict[str, Tokenizer]:

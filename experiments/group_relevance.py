@@ -14,6 +14,7 @@ import argparse
 import functools
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from de_jax import command
 from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
+from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
 from de_jax.files import reading
 from de_jax.types import InputError
@@ -66,7 +68,6 @@ def ranked_pairs(
     measure: str = "rouge_l",
     score_file: str | Path = "",
     skip_empty: bool = False,
-    cache_dir: str | Path | None = None,
 ) -> RankedQueries:
     """The ranking of a BEIR folder's training pairs, as a curriculum has it, without a tokenizer; kept beside the expansion.
 
@@ -77,7 +78,6 @@ def ranked_pairs(
         measure: a name out of `relevance.MEASURES`.
         score_file: scores in its place, see `relevance.ScoreFile`.
         skip_empty: pairs of empty texts are left out, as `training_set.qrel_pairs` leaves them out.
-        cache_dir: see `ranked_texts`.
 
     Raises:
         InputError: an unknown measure, or what reading the files raises.
@@ -85,7 +85,7 @@ def ranked_pairs(
     queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
     qrels_file = beir.find_qrels(dataset_dir, split)
 
-    def read() -> tuple[list[tuple[str, str]], list[str]]:
+    def read() -> tuple[list[tuple[str, str]], list[str], Callable[[int], list[str]]]:
         every = functools.partial(beir.iter_all, skip_empty=skip_empty)
         golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
         empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
@@ -94,12 +94,13 @@ def ranked_pairs(
             raise InputError(f"{qrels_file} judges the query {unknown}, which {queries_file} lacks; give matching files.")
         if skip_empty:
             pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
-        return pairs, [golds[query_id] for query_id, _ in pairs]
+        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
+        return pairs, [golds[query_id] for query_id, _ in pairs], lambda pair: generated.get(pairs[pair][1], [])
 
     hashes = [reading.sha256_of(queries_file), reading.sha256_of(qrels_file)]
     if skip_empty:
         hashes.append(reading.sha256_of(docs_file))
-    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file, cache_dir=cache_dir)
+    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
 
 
 if __name__ == "__main__":

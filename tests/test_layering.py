@@ -101,7 +101,6 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
     "de_jax.recipe_file": Rule(("types", "settings", "files", "training")),
-    "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),

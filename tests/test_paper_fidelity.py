@@ -12,7 +12,7 @@ import pytest
 from pretrained_folders import WORDS, write_tokenizer
 
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
-from de_jax.data.expansion.query_texts import gold_queries
+from de_jax.data.expansion.query_store import gold_queries
 from de_jax.data.sources.training_set import opened_tokenizers
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text.fields import document

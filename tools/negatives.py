@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from de_jax.arguments import AnyDtype, Columns, Shards, open_model, precision
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
-from de_jax.data.negatives.mined_pairs import MinedPairs
+from de_jax.data.negatives.mined_pairs import MinedPairs, of_lines
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
-from de_jax.files import outputs
-from de_jax.files.outputs import progress_bar
+from de_jax.files import folders, outputs
 from de_jax.flags import Line, rules
 from de_jax.mining import imported
-from de_jax.mining.miner import Miner, embed, mine, mine_bm25
-from de_jax.mining.mining_run import by_run, only_miner
-from de_jax.retrieval import encode, maxp
-from de_jax.retrieval.embedding_files import KEEPS
+from de_jax.mining.miner import Miner, embed, encode_docs, mine, mine_bm25
+from de_jax.mining.mining_run import by_run, made_of, only_miner
+from de_jax.retrieval import maxp
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
@@ -55,8 +55,8 @@ def mine_pairs(
     de-jax mine pairs --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
     de-jax mine pairs --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
-    Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with
-    HardNegatives.follow_every_steps it also uses later generations:
+    Each call adds a generation to --negatives_dir, unless the newest is of the same model, texts and settings. A training run
+    starts with the newest generation; with HardNegatives.follow_every_steps it also uses later generations:
 
     de-jax train --gin_file=recipes/fine_tune.gin --gin.Recipe.loss=@ance --gin.PairsOptions.negatives_dir=runs/bm25/negatives ...
 
@@ -84,21 +84,23 @@ def mine_pairs(
             pass
     if bm25:
         dataset = beir.read(dataset_dir, split, skip_empty=skip_empty)
-        mined, facts = mine_bm25(dataset, miner, drop_identical_ids=not keep_identical_ids)
+        facts: dict[str, Any] = {**text_hashes(dataset_dir), "mined_by": "bm25", "split": split}
+        key = folders.key_of(repr((facts, miner, dataset.qrels, skip_empty, keep_identical_ids)))
+        made = lambda: mine_bm25(dataset, miner, drop_identical_ids=not keep_identical_ids)  # noqa: E731
     else:
         run = open_model(str(run_dir), step, precision(dtype))
         texts = _texts(run, Path(dataset_dir), split, skip_empty=skip_empty, keep_identical_ids=keep_identical_ids)
-        docs = texts.passages or texts.doc_store
-        with progress_bar(total=docs.num_texts, desc=KEEPS, unit=" docs", delay=0.5) as bar:
-            options: dict[str, Any] = {"texts_per_shard": texts_per_shard, "progress": bar.update}
-            if part:
-                encode.cached_docs(run, docs, name=texts.name, part=part, **options)
-                return {"shard": str(part)}
-            embedded = embed(run, texts, keep_as=texts.name, **options)
-        mined, facts = mine(embedded, texts, miner)
-        facts |= {"checkpoint_step": run.step, "dtype": run.model.dtype}
-    mined_by = by_run(run_dir, folder) if is_run else {"mined_by": run_dir or "bm25"}
-    return _written(mined, folder, dataset_dir, {**facts, **mined_by, "split": split})
+        if part:
+            encode_docs(run, texts, texts.name, part=part, texts_per_shard=texts_per_shard)
+            return {"shard": str(part)}
+        embedded = functools.partial(embed, run, texts, keep_as=texts.name, texts_per_shard=texts_per_shard)
+        facts = {**text_hashes(dataset_dir), "checkpoint_step": run.step, "dtype": run.model.dtype, "split": split}
+        facts |= by_run(run_dir, folder) if is_run else {"mined_by": run_dir}
+        key, made = made_of(run, texts, miner), lambda: mine(embedded(), texts, miner)
+    generation = _written(folder, key, made, facts)
+    hidden = ("format", "generation", "parts")
+    said = {name: value for name, value in generation.manifest.items() if name not in hidden}
+    return {"generation_dir": str(generation.folder), **said}
 
 
 @rules(one_of=[("dataset_dir", "pairs_dir")], beside={"pairs_dir": ("split_of_pairs",)})
@@ -154,9 +156,8 @@ def import_negatives(
         options = {"skip_unknown": reads.skip_bad_rows, "keep_identical_ids": keep_identical_ids}
         lines, counts = imported.from_examples(reading.examples(), target, **options)
         counts = {**counts, "bad_rows": reading.num_bad_rows}
-    with only_miner(negatives_dir):
-        facts = {**target.facts, "mined_by": ", ".join(tables), **counts}
-        generation = generations.write_lines(negatives_dir, generations.next_number(negatives_dir), lines, facts)
+    facts = {**target.facts, "mined_by": ", ".join(tables), **counts}
+    generation = _written(negatives_dir, folders.key_of(repr((facts, lines))), lambda: (of_lines(lines), {}), facts)
     report = {"generation_dir": str(generation.folder), "num_pairs": len(lines), "pairs": len(target.pairs)}
     return report | {"negatives": sum(len(line.neg_doc_ids) for line in lines), **counts}
 
@@ -195,12 +196,15 @@ def _texts(run: Run, dataset_dir: Path, split: str, *, skip_empty: bool, keep_id
     return pairs.with_equal_texts(run.query, run.doc)
 
 
-def _written(mined: MinedPairs, folder: Path, dataset_dir: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes the next generation."""
+def _written(
+    folder: Path, key: str, made: Callable[[], tuple[MinedPairs, dict[str, Any]]], facts: dict[str, Any]
+) -> generations.Generation:
+    """The next generation, or the newest if it was made of the same."""
+    if found := generations.newest_made_of(folder, key):
+        return found
+    mined, more = made()
     with only_miner(folder):
-        number = generations.next_number(folder)
-        generation = generations.write_generation(folder, number, mined, {**text_hashes(dataset_dir), **facts})
-    return {"generation_dir": str(generation.folder), "num_pairs": len(mined.pairs), **facts}
+        return generations.write_generation(folder, generations.next_number(folder), mined, {**more, **facts, "made_of": key})
 
 
 def _check_kind(is_run: bool, reads: Columns, ranks: dict[str, int | None], number: int) -> None:

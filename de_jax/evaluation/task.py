@@ -163,7 +163,7 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
     queries, empty = beir.read_texts(task.queries, with_title=False, skip_empty=policy.skip_empty)
     query_ids, texts = _query_ids(task, queries.ids, empty), dict(zip(*queries, strict=True))
     if policy.expansion:
-        expanded = expanded_.words(policy.expansion.path, docs.ids, docs.texts, policy.expansion.num_queries)
+        expanded = generated_queries.words(policy.expansion.path, docs.ids, docs.texts, policy.expansion.num_queries)
         docs = docs._replace(texts=expanded)
     return BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b), {one: texts[one] for one in query_ids}, docs.ids
 

@@ -18,14 +18,16 @@ from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
+from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_lines
 from de_jax.mining.choose import SEEN_DEPTH, Filters, IsDuplicate, Mining, TeacherScore, choose, moved
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
-from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.retrieval.parts import Part
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
 from de_jax.types import PADDING_ID, InputError, Ranking
@@ -106,9 +108,8 @@ def embed(
     *,
     keep_as: str | None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
-    progress: encode.Progress = lambda texts: None,
 ) -> Embedded:
-    """Encodes all documents and the queries that are trained on.
+    """Encodes all documents and the queries that are trained on, with a bar.
 
     Args:
         run: its towers and parameters.
@@ -116,19 +117,25 @@ def embed(
         keep_as: the name of the documents' embeddings in the run's folder (`encode.cached_docs`). After a kill, the same call
             continues with them. None keeps the embeddings only in memory.
         texts_per_shard: see `encode.encode_to_dir`.
-        progress: is called with the number of newly encoded documents.
     """
     clock = _Clock()
-    store = texts.passages or texts.doc_store
-    folder = None
     if keep_as:
-        folder = encode.cached_docs(run, store, keep_as, texts_per_shard=texts_per_shard, progress=progress)
-    docs = open_embeddings(folder)[1] if folder else encode.docs(run, store, progress=progress)
+        folder = encode_docs(run, texts, keep_as, texts_per_shard=texts_per_shard)
+        docs = open_embeddings(folder)[1]
+    else:
+        folder, docs = None, encode.docs(run, texts.passages or texts.doc_store)
     clock.lap("encode")
     query_rows = np.unique(texts.by_text[:, 0])
     queries = encode.queries(run, texts.query_store, rows=query_rows)
     clock.lap("encode_queries")
     return Embedded(run.step, query_rows, queries, docs, folder, clock.seconds)
+
+
+def encode_docs(run: Run, texts: TrainingPairs, keep_as: str, *, texts_per_shard: int, part: Part | None = None) -> Path:
+    """`encode.cached_docs` of all documents, or of a part, which the call without one joins; with a bar."""
+    store = texts.passages or texts.doc_store
+    with progress_bar(total=store.num_texts, desc=KEEPS, unit=" docs", delay=0.5, leave=False) as bar:
+        return encode.cached_docs(run, store, keep_as, part=part, texts_per_shard=texts_per_shard, progress=bar.update)
 
 
 def mine(

@@ -6,16 +6,17 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
-from de_jax.files import addresses, folders, outputs
-from de_jax.files.outputs import progress_bar
-from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
+from de_jax.files import addresses, folders, outputs, reading
+from de_jax.mining.miner import Miner, Score, embed, mine
 from de_jax.retrieval import encode
-from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_folder import Run
@@ -35,6 +36,7 @@ def mine_generation(
     source: str = "",
     score: Score | None = None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Generation | None:
     """Mines and writes the next generation. If several processes train, all of them call this, and the first one writes.
 
@@ -48,49 +50,37 @@ def mine_generation(
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
         texts_per_shard: see `encode.encode_to_dir`.
+        facts: more for the manifest.
 
     Raises:
         InputError: earlier generations were mined from other texts, or as in `mine`.
     """
-    keep_as = _kept_as(source) if distributed.is_alone() else None
-    with _progress(run, mined) as bar:
-        embedded = embed(run, mined.texts, keep_as=keep_as, texts_per_shard=texts_per_shard, progress=bar.update)
-    return _write(run, mined, miner, embedded, source=source, score=score) if distributed.is_first() else None
-
-
-def encode_part(
-    run: Run, mined: MinedNegatives, part: Part, *, source: str = "", texts_per_shard: int = encode.TEXTS_PER_SHARD
-) -> None:
-    """Encodes one part of the documents, which `mine_generation` by the same checkpoint then joins.
-
-    Args:
-        run, mined, source, texts_per_shard: as for `mine_generation`.
-        part: of the documents.
-    """
-    with _progress(run, mined) as bar:
-        store = mined.texts.passages or mined.texts.doc_store
-        encode.cached_docs(run, store, _kept_as(source), part=part, texts_per_shard=texts_per_shard, progress=bar.update)
-
-
-def _write(run: Run, mined: MinedNegatives, miner: Miner, embedded: Embedded, *, source: str, score: Score | None) -> Generation:
-    """Chooses and writes a generation. The embeddings of earlier ones go before."""
+    keep_as = kept_as(source) if distributed.is_alone() else None
+    embedded = embed(run, mined.texts, keep_as=keep_as, texts_per_shard=texts_per_shard)
+    if not distributed.is_first():
+        return None
     previous = mined.newest()
     pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
     if embedded.folder is not None:
-        kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
+        kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, kept_as(source))  # it may lie in another's
         folders.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
     mined_by = by_run(run.run_dir, mined.negatives_dir)
-    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}
-    return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
+    own = {**mined.texts.hashes, **mined_by, **facts, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}
+    return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, own)
 
 
-def _kept_as(source: str) -> str:
+def made_of(run: Run, texts: TrainingPairs, miner: Miner) -> str:
+    """A key of what decides a generation: the model as it reads texts, the texts, the pairs and the settings."""
+    sides = [(side.tokenizer.fingerprint, side.max_length, side.max_passages) for side in (run.query, run.doc)]
+    stores = [store.content_hash for store in (texts.query_store, texts.doc_store)]
+    teacher = reading.sha256_of(teacher_scores.file_of(miner.teacher_scores)) if miner.teacher_scores else ""
+    settings = repr((run.model.dtype, sides, stores, texts.drop_identical_ids, miner))
+    return folders.key_of(encode.name_with_hashes(settings, run), teacher, texts.pairs.tobytes().hex())
+
+
+def kept_as(source: str) -> str:
+    """The name of a miner's embeddings in the run's folder."""
     return f"{KEPT_AS}_{source}" if source else KEPT_AS
-
-
-def _progress(run: Run, mined: MinedNegatives) -> Any:
-    store = mined.texts.passages or mined.texts.doc_store
-    return progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False)
 
 
 class MineNegatives:

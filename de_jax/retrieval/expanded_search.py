@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion
-from de_jax.data.expansion.query_texts import queries_by_row, tokenized_queries
+from de_jax.data.expansion.query_store import open_queries
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.files import outputs
 from de_jax.retrieval import encode
@@ -56,11 +55,9 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
     """
     if run.doc.max_passages > 1:
         raise InputError("documents of several passages are not expanded; set max_passages to 1.")
-    cache_dir = outputs.cache_dir() / "token_stores"
-    queries = queries_by_row(expansion.path, docs.ids, cache_dir)
-    tokens = tokenized_queries(queries, run.doc.tokenizer, cache_dir)
+    queries = open_queries(expansion.path, docs, run.doc.tokenizer, outputs.cache_dir() / "token_stores")
     make = document_expansion if expansion.form == "document" else corpus_expansion
-    return make(docs, tokens, queries, expansion.num_queries, max_query_length=expansion.max_query_length)
+    return make(docs, queries, expansion.num_queries, max_query_length=expansion.max_query_length)
 
 
 def typical_to_dir(
@@ -120,9 +117,3 @@ def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool
     if normalize:
         means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     return means.astype(np.float32)
-
-
-def words(path: str | Path, doc_ids: Sequence[str], texts_of_docs: Sequence[str], num_queries: int) -> list[str]:
-    """Each document with its first generated queries behind it, for a sparse index (doc2query)."""
-    queries = queries_by_row(path, doc_ids, outputs.cache_dir() / "token_stores")
-    return [" ".join([text, *own[:num_queries]]) for text, own in zip(texts_of_docs, queries, strict=True)]

@@ -14,7 +14,7 @@ from de_jax.data.expansion.document_texts import (
     corpus_expansion,
     document_expansion,
 )
-from de_jax.data.expansion.query_texts import queries_by_row, tokenized_queries
+from de_jax.data.expansion.query_store import open_queries
 from de_jax.data.expansion.relevance import rouge_l
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text.tokenizing import load_tokenizer
@@ -30,15 +30,14 @@ def made(request, tmp_path):
     write_tokenizer(tmp_path, request.param)
     tokenizer = load_tokenizer(tmp_path)
     docs = build_token_store([(f"d{row}", text) for row, text in enumerate(DOCS)], tokenizer, tmp_path / "docs")
-    return tokenizer, docs, tokens_of(QUERIES, tokenizer, tmp_path)
+    return tokenizer, docs, opened(QUERIES, docs, tokenizer, tmp_path)
 
 
-def tokens_of(queries, tokenizer, folder):
-    """The tokens of each document's queries, by an expansion in a file."""
-    lines = (json.dumps({"_id": f"d{row}", "queries": own}) + "\n" for row, own in enumerate(queries))
+def opened(queries, docs, tokenizer, folder):
+    """Each document's queries, by an expansion in a file."""
+    lines = (json.dumps({"_id": docs.ids[row], "queries": own}) + "\n" for row, own in enumerate(queries))
     (folder / "expansion.jsonl").write_text("".join(lines))
-    texts = queries_by_row(folder / "expansion.jsonl", [f"d{row}" for row in range(len(queries))], folder / "cache")
-    return tokenized_queries(texts, tokenizer, folder / "cache")
+    return open_queries(folder / "expansion.jsonl", docs, tokenizer, folder / "cache")
 
 
 def by_hand(tokenizer, doc, queries, max_length, max_query_length=32):
@@ -60,7 +59,7 @@ def rows_of(texts, max_length):
 @pytest.mark.parametrize("max_length", [40, 9])
 def test_views_of_a_corpus_have_one_query_each_and_cut_the_document_not_the_query(made, max_length):
     tokenizer, docs, generated = made
-    texts = corpus_expansion(docs, generated, QUERIES, 3)
+    texts = corpus_expansion(docs, generated, 3)
     views = [(0, [0]), (0, [2]), (0, [4]), (1, []), (2, [0])]
     assert list(texts.ids) == [f"d{doc}" for doc, _ in views]
     expected = [by_hand(tokenizer, DOCS[doc], [QUERIES[doc][i] for i in own], max_length) for doc, own in views]
@@ -69,7 +68,7 @@ def test_views_of_a_corpus_have_one_query_each_and_cut_the_document_not_the_quer
 
 def test_one_text_takes_several_queries(made):
     tokenizer, docs, generated = made
-    texts = document_expansion(docs, generated, QUERIES, 2, max_query_length=1)
+    texts = document_expansion(docs, generated, 2, max_query_length=1)
     own = [["hello", "world"], [], ["passage"]]
     assert rows_of(texts, 12) == [by_hand(tokenizer, doc, queries, 12) for doc, queries in zip(DOCS, own, strict=True)]
 
@@ -77,7 +76,7 @@ def test_one_text_takes_several_queries(made):
 def test_a_query_that_does_not_fit_beside_a_token_of_the_document_is_left_out(made):
     tokenizer, docs, generated = made
     specials = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
-    texts = document_expansion(docs, generated, QUERIES, 2)
+    texts = document_expansion(docs, generated, 2)
     for max_length in range(specials + 1, specials + 12):
         for row, queries, doc in zip(rows_of(texts, max_length), (["hello hello", "world"], [], ["passage"]), DOCS, strict=True):
             assert len(row) <= max_length
@@ -108,7 +107,7 @@ def test_what_a_curriculum_chooses_is_a_row_of_the_training_texts(made):
 
 def test_encoding_takes_expanded_documents_as_they_are(made):
     _, docs, generated = made
-    texts = corpus_expansion(docs, generated, QUERIES, 2)
+    texts = corpus_expansion(docs, generated, 2)
     assert isinstance(texts, Store)
     lengths = texts.lengths(12)
     for batch in plan(lengths, tokens_per_batch=64):
@@ -117,10 +116,10 @@ def test_encoding_takes_expanded_documents_as_they_are(made):
 
 
 def test_queries_are_tokenized_once(made, tmp_path):
-    tokenizer, _, generated = made
+    tokenizer, docs, generated = made
     (folder,) = (tmp_path / "cache").glob("generated-*")
     before = (folder / "tokens.npy").stat().st_mtime_ns
-    assert tokens_of(QUERIES, tokenizer, tmp_path).content_hash == generated.content_hash
+    assert opened(QUERIES, docs, tokenizer, tmp_path).content_hash == generated.content_hash
     assert [(folder / "tokens.npy").stat().st_mtime_ns] == [before]
     assert len(list((tmp_path / "cache").glob("generated-*"))) == 1
 
@@ -133,7 +132,7 @@ def test_lengths_are_those_of_padded_texts_also_of_many_documents(made, tmp_path
     sentences = [" ".join(rng.choice(words, size)) for size in rng.integers(1, 9, 300)]
     docs = build_token_store([(str(row), text) for row, text in enumerate(sentences[:60])], tokenizer, tmp_path / "many")
     queries = [list(rng.choice(sentences, size)) for size in rng.integers(0, 6, 60)]
-    texts = TextsWithOneQuery(docs, tokens_of(queries, tokenizer, tmp_path), max_query_length=4)
+    texts = TextsWithOneQuery(docs, opened(queries, docs, tokenizer, tmp_path), max_query_length=4)
     for max_length in (5, 9, 12, 100):
         lengths, rows = texts.lengths(max_length), np.arange(texts.num_texts)
         padded = texts.pad(rows, max_length, max_length)
@@ -146,23 +145,23 @@ def test_lengths_are_those_of_padded_texts_also_of_many_documents(made, tmp_path
     assert [row[row != 0].tolist() for row in padded] == expected
 
 
-@pytest.mark.parametrize(("name", "content"), [("tokens.npy", b"x"), ("manifest.json", b"{}")])
+@pytest.mark.parametrize(("name", "content"), [("tokens.npy", b"x"), ("manifest.json", b"{}"), ("texts.npy", b"")])
 def test_damaged_tokens_are_made_again(made, tmp_path, name, content):
-    tokenizer, _, generated = made
+    tokenizer, docs, generated = made
     before = generated.tokens.tolist()
     (folder,) = (tmp_path / "cache").glob("generated-*")
     (folder / name).write_bytes(content)
-    assert tokens_of(QUERIES, tokenizer, tmp_path).tokens.tolist() == before
+    assert opened(QUERIES, docs, tokenizer, tmp_path).tokens.tolist() == before
 
 
 def test_texts_differ_by_their_hash_and_ill_fitting_stores_are_refused(made, tmp_path):
     tokenizer, docs, generated = made
-    hashes = {corpus_expansion(docs, generated, QUERIES, count).content_hash for count in (1, 2, 2)}
-    hashes.add(corpus_expansion(docs, generated, QUERIES, 2, max_query_length=3).content_hash)
+    hashes = {corpus_expansion(docs, generated, count).content_hash for count in (1, 2, 2)}
+    hashes.add(corpus_expansion(docs, generated, 2, max_query_length=3).content_hash)
     assert len(hashes) == 3
     with pytest.raises(InputError, match="has no query for any document here"):
-        tokens_of([[], []], tokenizer, tmp_path)
+        opened([[], []], docs, tokenizer, tmp_path)
     with pytest.raises(InputError, match="give at least 1"):
-        corpus_expansion(docs, generated, QUERIES, 0)
+        corpus_expansion(docs, generated, 0)
     with pytest.raises(InputError, match="at least 1 token"):
         ExpandedTexts(docs, generated, np.array([0]), np.array([[0]]), max_query_length=0)

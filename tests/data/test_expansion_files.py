@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from letters import Letters
 
 from de_jax.data.expansion.generated_queries import (
     DocQueries,
@@ -16,7 +17,8 @@ from de_jax.data.expansion.generated_queries import (
     read_plan,
     write_released,
 )
-from de_jax.data.expansion.query_texts import queries_by_row
+from de_jax.data.expansion.query_store import open_queries
+from de_jax.data.stores.corpus import build_token_store
 from de_jax.types import InputError
 
 DOCS = [DocQueries("d1", ["a b", "c"]), DocQueries("d0", ["a b", " ", "a b", "é\u2028x"]), DocQueries("d7", [])]
@@ -38,30 +40,45 @@ def test_an_expansion_reads_as_it_was_written(tmp_path):
     assert list(read_expansion(tmp_path / "one.jsonl")) == list(read_expansion(tmp_path / "one.jsonl.gz")) == DOCS
 
 
+def opened(path, doc_ids, folder, **options):
+    texts = [(doc_id, "fox") for doc_id in doc_ids]
+    docs = build_token_store(texts, Letters(), folder / f"docs-{'-'.join(doc_ids)}", progress=False)
+    return open_queries(path, docs, Letters(), folder / "cache", **options)
+
+
+def texts_of(queries):
+    """The texts of each document, after a look at whether its tokens are as many as their letters; blank queries have none."""
+    found, lengths = [queries.texts(doc) for doc in range(len(queries.counts))], np.diff(queries.offsets)
+    for texts, first, count in zip(found, queries.firsts, queries.counts, strict=True):
+        assert lengths[first : first + count].tolist() == [len(text) if text.strip() else 0 for text in texts]
+    return found
+
+
 def test_queries_of_a_corpus_stand_by_row(tmp_path):
     corpus, folder = ["d0", "d1", "d2", "d7"], written(tmp_path / "queries")
-    found = queries_by_row(folder, corpus, tmp_path / "cache")
+    found = opened(folder, corpus, tmp_path)
     expected = [DOCS[1].queries, ["a b", "c"], [], []]
-    assert list(found) == found[:] == expected
-    assert found.counts.tolist() == list(map(len, found))
-    (made,) = (tmp_path / "cache").glob("query_texts-*")
+    assert texts_of(found) == expected
+    assert found.tokens.dtype == np.uint16
+    assert found.content_hash == "bce40c6fb92a4c2e", "embeddings of expanded documents would be made again"
+    (made,) = (tmp_path / "cache").glob("generated-*")
     before = (made / "manifest.json").stat().st_mtime_ns
-    assert list(queries_by_row(folder, corpus, tmp_path / "cache", only=np.array([1, 2]))) == [[], ["a b", "c"], [], []]
-    assert list(queries_by_row(folder, ["d1", "x"], tmp_path / "cache", is_part=True)) == [["a b", "c"], []]
+    assert texts_of(opened(folder, corpus, tmp_path, only=np.array([1, 2]))) == [[], ["a b", "c"], [], []]
+    assert texts_of(opened(folder, ["d1", "x"], tmp_path, is_part=True)) == [["a b", "c"], []]
     assert (made / "manifest.json").stat().st_mtime_ns == before
     (made / "texts.npy").write_bytes(b"")
-    assert list(queries_by_row(folder, corpus, tmp_path / "cache")) == expected
+    assert texts_of(opened(folder, corpus, tmp_path)) == expected
 
 
 def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
     folder = written(tmp_path / "queries")
     with pytest.raises(InputError, match="has queries for d7, which is not a document here"):
-        queries_by_row(folder, ["d0", "d1"], tmp_path / "cache")
+        opened(folder, ["d0", "d1"], tmp_path)
     twice = written(tmp_path / "twice", [*DOCS, DOCS[0]])
-    with pytest.raises(InputError, match="two lines for the document d1"):
-        queries_by_row(twice, ["d0", "d1", "d7"], tmp_path / "cache")
+    with pytest.raises(InputError, match=r"twice: 1 duplicate ids; 'd1' is the id of texts 1 and 4"):
+        opened(twice, ["d0", "d1", "d7"], tmp_path)
     with pytest.raises(InputError, match="has no query for any document here; the expansion is for another corpus"):
-        queries_by_row(folder, ["d9"], tmp_path / "cache", is_part=True)
+        opened(folder, ["d9"], tmp_path, is_part=True)
     with pytest.raises(InputError, match="was begun with seed 0, not 1"):
         ExpansionWriter(folder, {"seed": 1})
     (folder / "part-00001.jsonl.gz").write_bytes(b"")

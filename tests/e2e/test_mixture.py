@@ -24,7 +24,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Logging, Optimization, Recipe
 from de_jax.trainer import check, train, train_or_stop
-from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run import run_log
 from de_jax.training.run.loop import fresh_state
@@ -70,10 +70,10 @@ def lines_of(run_dir):
 @pytest.mark.soak
 def test_log_has_the_loss_of_each_source_as_its_batches_give_it(recipe, run_dir):
     abstract, mesh = check(recipe, None)
-    shardings = sharding_rules.state_shardings(abstract, mesh, None)
-    like = sharding_rules.with_shardings(abstract, shardings)
+    shardings = sharding.state_shardings(abstract, mesh, None)
+    like = sharding.with_shardings(abstract, shardings)
     state = fresh_state(recipe.init, lambda params: params, like)
-    step_fn = sharding_rules.compiled_step(recipe.train_step(like.params), shardings, mesh)  # in the cache, by the run
+    step_fn = sharding.compiled_step(recipe.train_step(like.params), shardings, mesh)  # in the cache, by the run
     data, losses = recipe.data(), []
     for batch in sharding.placed(itertools.islice(data.batches(0), NUM_STEPS), mesh):
         state, metrics = step_fn(state, batch)

@@ -14,7 +14,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.training.mesh import sharding
-from de_jax.training.mesh.sharding_rules import state_shardings
+from de_jax.training.mesh.sharding import state_shardings
 from de_jax.types import InputError, TrainState
 
 CONFIG = RotaryConfig(

@@ -22,7 +22,7 @@ from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
 from de_jax.training.mesh import sharding
-from de_jax.training.mesh.sharding_rules import state_shardings
+from de_jax.training.mesh.sharding import state_shardings
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, TrainState
 

@@ -1,5 +1,6 @@
 """Mining with a tiny run and with BM25, against rankings made by hand."""
 
+import json
 import shutil
 
 import numpy as np
@@ -119,13 +120,21 @@ def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, datas
     assert any(set(far[pair].neg_doc_ids) != set(every[pair].neg_doc_ids) != set() for pair in far)
 
 
-def test_each_call_adds_a_generation_and_the_same_seed_draws_the_same(printed, trained, dataset_dir, tmp_path):
-    found = []
-    for number in (1, 2):
-        report = printed("mine pairs", run_dir=trained, dataset_dir=dataset_dir, negatives_dir=tmp_path, num_neg_docs=2)
-        assert report["generation_dir"].endswith(f"00000{number}")
-        found.append(read(tmp_path)[1])
-    assert found[0] == found[1]
+@pytest.mark.parametrize("ranks", ["bm25", "run_dir"])
+def test_a_call_adds_a_generation_unless_the_newest_is_of_the_same(printed, trained, dataset_dir, tmp_path, ranks, capsys):
+    options = {"dataset_dir": dataset_dir, "negatives_dir": tmp_path / "out", ranks: True if ranks == "bm25" else trained}
+    first = printed("mine pairs", **options, num_neg_docs=2)
+    same = ["--bm25"] if ranks == "bm25" else [f"--run_dir={trained}"]
+    cli.call("mine pairs", [f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}/out", *same, "--num_neg_docs=2"])
+    out, err = capsys.readouterr()
+    assert json.loads(out) == first
+    assert f"{tmp_path}/out/000001 was made of the same texts with the same settings; there is nothing to do." in err.splitlines()
+    for number, changes in enumerate([{"num_neg_docs": 3}, {"num_neg_docs": 2, "seed": 1}, {"num_neg_docs": 2}], start=2):
+        assert printed("mine pairs", **options, **changes)["generation_dir"] == str(tmp_path / "out" / f"00000{number}")
+    lines = [list(generations.read_mined(generations.open_generation(tmp_path / "out", number))) for number in (1, 4)]
+    assert lines[0] == lines[1]  # the same seed draws the same
+    (tmp_path / "out" / "000004" / "neg_docs.npy").unlink()
+    assert printed("mine pairs", **options, num_neg_docs=2)["generation_dir"] == str(tmp_path / "out" / "000005")
 
 
 def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_path):

@@ -22,7 +22,7 @@ from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Initialization, Optimization, Recipe
-from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adamw
 from de_jax.training.run.checkpoint import Checkpoints, read_base, write_base
@@ -159,9 +159,9 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
     recipe = recipe_of(DualEncoder(tower, tower, shared=("projection",)), lora, optimization)
     mesh = sharding.make_mesh(2, 1, 2)
     abstract = recipe.shapes()
-    shardings = sharding_rules.state_shardings(abstract, mesh)
-    like = sharding_rules.with_shardings(abstract, shardings)
-    step = sharding_rules.compiled_step(recipe.train_step(abstract.params), shardings, mesh)
+    shardings = sharding.state_shardings(abstract, mesh)
+    like = sharding.with_shardings(abstract, shardings)
+    step = sharding.compiled_step(recipe.train_step(abstract.params), shardings, mesh)
     first = fresh_state(recipe.init, lambda params: params, like)
     before = jax.tree.map(np.asarray, first)
     low = {path for path, leaf in paths.by_path(before.base).items() if leaf.dtype == jnp.bfloat16}
@@ -186,7 +186,7 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
 
     run = load_run(tmp_path)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), recipe.model.shapes())
-    placed = load_params(tmp_path, sharding_rules.with_shardings(recipe.model.shapes(), everywhere))
+    placed = load_params(tmp_path, sharding.with_shardings(recipe.model.shapes(), everywhere))
     for params in (run.params, placed):
         assert_close(params, by_hand(jax.tree.map(lambda leaf: leaf.astype(np.float32), saved.all_params), lora.scale), 1e-6)
     with pytest.raises(InputError, match="was begun with adapters/rank 2, not 4"):

@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from de_jax.configurables import read_recipe
 from de_jax.models import attention, layers
-from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
+from de_jax.training.mesh import absent_gpus, hlo, plan, sharding
 from de_jax.training.mesh.sharding import AXES
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import Batch
@@ -62,11 +62,11 @@ def test_a_step_compiled_for_h100s_has_them_on_each(mesh):
     model, encoder, more, num_kernels = MODELS[0]
     recipe = recipe_of(model, encoder, more, mesh)
     mesh, state = recipe.devices.mesh(devices=plan.open_topology("h100:2").devices), recipe.check()
-    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
-    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
+    shardings = sharding.state_shardings(state, mesh, recipe.devices.sharding_rules)
+    step = sharding.compiled_step(recipe.train_step(state.params), shardings, mesh)
     batch = batch_shapes(batch_size=2 * ROWS, query_length=LENGTH, doc_length=LENGTH)
     with layers.compiling_for("gpu"):
-        lowered = step.lower(sharding_rules.with_shardings(state, shardings), batch)
+        lowered = step.lower(sharding.with_shardings(state, shardings), batch)
     text = lowered.compile().as_text()
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 2 * LAYERS * num_kernels
     rows, heads = (2 * ROWS, HEADS // 2) if mesh.shape["tensor"] == 2 else (ROWS, HEADS)

@@ -21,7 +21,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import HardNegatives, Recipe
-from de_jax.training.mesh import hlo, sharding, sharding_rules
+from de_jax.training.mesh import hlo, sharding
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.step import negative_cache
@@ -318,9 +318,9 @@ def first_state(model=MODEL):
 @functools.cache
 def step_on(mesh_sizes, model=MODEL, loss=sampled_softmax):
     mesh, state = sharding.make_mesh(*mesh_sizes), jax.eval_shape(lambda: first_state(model))
-    shardings = sharding_rules.state_shardings(state, mesh)
+    shardings = sharding.state_shardings(state, mesh)
     step = make_train_step(model, functools.partial(loss, temperature=0.1), TX(state.params), cache=SETTINGS, temperature=0.1)
-    return mesh, shardings, sharding_rules.compiled_step(step, shardings, mesh)
+    return mesh, shardings, sharding.compiled_step(step, shardings, mesh)
 
 
 def run(mesh_sizes, first, last, state=None, **options):
@@ -359,7 +359,7 @@ def test_a_run_resumed_from_its_checkpoint_ends_bit_equal(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(4, half)
     checkpoints.wait()
-    like = sharding_rules.with_shardings(jax.eval_shape(first_state), step_on((8,))[1])
+    like = sharding.with_shardings(jax.eval_shape(first_state), step_on((8,))[1])
     resumed, _ = run((8,), 4, 7, state=checkpoints.restore(4, like))
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     with pytest.raises(InputError, match=r"'cache/doc_id' has shape \(64,\) there and no entry here"):
@@ -396,7 +396,7 @@ def test_no_device_gathers_the_cache():
         cache = NegativeCache(capacity=capacity, num_negatives=3)
         state = jax.eval_shape(lambda: first_state()._replace(cache=cache.empty(12, 8)))
         step = make_train_step(MODEL, sampled_softmax, TX(state.params), cache=cache, temperature=0.05)
-        compiled = sharding_rules.compiled_step(step, shardings, mesh).lower(state, batches(0)).compile()
+        compiled = sharding.compiled_step(step, shardings, mesh).lower(state, batches(0)).compile()
         return sum(collective.bytes for collective in hlo.read_costs(compiled.as_text(), 8).collectives)
 
     # Ids and places, 12 bytes a slot at most; a slot's embedding would be 32, and its scores 64.

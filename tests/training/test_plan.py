@@ -12,7 +12,7 @@ import pytest
 from de_jax.configurables import read_recipe
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
+from de_jax.training.mesh import absent_gpus, hlo, plan, sharding
 from de_jax.training.mesh.sharding import make_mesh, replicated
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError
@@ -26,9 +26,9 @@ def step_on(topology_name, *settings):
     """(step, state, mesh, encoder) of a tiny recipe, as training has them."""
     recipe = read_recipe(["recipes/sde.gin"], [*(f"T5Config.{setting}" for setting in TINY), *settings])
     mesh, state = recipe.devices.mesh(devices=plan.open_topology(topology_name).devices), recipe.check()
-    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
-    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
-    return step, sharding_rules.with_shardings(state, shardings), mesh, recipe.model.query.encoder
+    shardings = sharding.state_shardings(state, mesh, recipe.devices.sharding_rules)
+    step = sharding.compiled_step(recipe.train_step(state.params), shardings, mesh)
+    return step, sharding.with_shardings(state, shardings), mesh, recipe.model.query.encoder
 
 
 @functools.cache

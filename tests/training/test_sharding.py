@@ -14,7 +14,7 @@ from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adafactor, adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
@@ -50,10 +50,10 @@ class Training:
         adapted = (AdaptedModel(MODEL, adapters), tx, jax.random.key(0), adapters.split) if adapters else ()
         self.init = lambda: init_state(*(adapted or (MODEL, tx, jax.random.key(0))))
         self.abstract = jax.eval_shape(self.init)
-        self.shardings = sharding_rules.state_shardings(self.abstract, self.mesh, rules)
+        self.shardings = sharding.state_shardings(self.abstract, self.mesh, rules)
         model = ChunkedModel(MODEL, num_chunks) if num_chunks > 1 else MODEL
         model = AdaptedModel(model, adapters) if adapters else model
-        self.step = sharding_rules.compiled_step(make_train_step(model, loss, tx(self.abstract.params)), self.shardings, self.mesh)
+        self.step = sharding.compiled_step(make_train_step(model, loss, tx(self.abstract.params)), self.shardings, self.mesh)
 
     def first(self):
         return jax.jit(self.init, out_shardings=self.shardings)()
@@ -64,7 +64,7 @@ class Training:
         return state
 
     def like(self):
-        return sharding_rules.with_shardings(self.abstract, self.shardings)
+        return sharding.with_shardings(self.abstract, self.shardings)
 
 
 training_on = functools.cache(Training)  # a compilation takes seconds
@@ -165,7 +165,7 @@ def test_rules_name_the_last_dimensions_so_that_stacked_layers_are_split_alike()
     mesh = sharding.make_mesh(1, 2, 2)
     shape = jax.ShapeDtypeStruct((3, 16, 32), np.float32)
     state = init_like({"shared": {"encoder": {"layers": {"attention": {"query": {"kernel": shape}}}}}})
-    (spec,) = specs_of(sharding_rules.state_shardings(state, mesh).params).values()
+    (spec,) = specs_of(sharding.state_shardings(state, mesh).params).values()
     assert spec == PartitionSpec(None, "fsdp", "tensor")
 
 
@@ -199,7 +199,7 @@ def test_users_rules_that_cannot_be_followed_are_refused(rules, message):
 def test_default_rules_leave_a_dimension_whole_that_its_axes_do_not_divide():
     mesh = sharding.make_mesh(1, 8, 1)
     state = init_like({"shared": {"projection": {"kernel": jax.ShapeDtypeStruct((12, 8), np.float32)}}})
-    assert set(specs_of(sharding_rules.state_shardings(state, mesh).params).values()) == {PartitionSpec()}
+    assert set(specs_of(sharding.state_shardings(state, mesh).params).values()) == {PartitionSpec()}
 
 
 @pytest.mark.soak
@@ -238,9 +238,9 @@ def test_fsdp_moves_kernels_and_not_activations(scan_layers):
     abstract = jax.eval_shape(lambda: init_state(model, tx, jax.random.key(0)))
     tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((256, 24), (256,)))
     mesh = sharding.make_mesh(1, 8, 1)
-    shardings = sharding_rules.state_shardings(abstract, mesh)
-    step = sharding_rules.compiled_step(make_train_step(model, LOSS, tx(abstract.params)), shardings, mesh)
-    state = sharding_rules.with_shardings(abstract, shardings)
+    shardings = sharding.state_shardings(abstract, mesh)
+    step = sharding.compiled_step(make_train_step(model, LOSS, tx(abstract.params)), shardings, mesh)
+    state = sharding.with_shardings(abstract, shardings)
     text = step.lower(state, Batch(tokens, tokens, ids, ids)).compile().as_text()
     moved = re.findall(r"= (.*?) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\(", text)
     assert any("f32[64,128]" in shape for shape in moved)
@@ -252,11 +252,11 @@ def test_the_dense_samtone_step_gathers_each_towers_embeddings_and_ids_once(same
     encoder = T5Config(vocab_size=8, model_dim=8, num_layers=0, num_heads=1, head_dim=8, mlp_dim=8, dtype="float32")
     model, tx, mesh = DualEncoder(*[TowerConfig(encoder, projection_dim=24)] * 2), optax.sgd(0.1), sharding.make_mesh(8)
     abstract = jax.eval_shape(lambda: init_state(model, lambda params: tx, jax.random.key(0)))
-    shardings = sharding_rules.state_shardings(abstract, mesh)
+    shardings = sharding.state_shardings(abstract, mesh)
     loss = functools.partial(LOSS, same_tower=same_tower)
-    step = sharding_rules.compiled_step(make_train_step(model, loss, tx), shardings, mesh)
+    step = sharding.compiled_step(make_train_step(model, loss, tx), shardings, mesh)
     tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64, 4), (64,)))
-    text = step.lower(sharding_rules.with_shardings(abstract, shardings), Batch(tokens, tokens, ids, ids)).compile().as_text()
+    text = step.lower(sharding.with_shardings(abstract, shardings), Batch(tokens, tokens, ids, ids)).compile().as_text()
     sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]\S* all-gather\(", text)]
     assert sorted(sizes) == [64, 64, 64 * 24, 64 * 24]
 

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Float64, Int, Int32
 
 from de_jax.data.expansion.generated_queries import fingerprint
-from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, reading
 from de_jax.files.folders import Kind
@@ -171,23 +170,21 @@ def _is_kept(character: str) -> bool:
 
 
 def ranked_texts(
-    read: Callable[[], tuple[Sequence[tuple[str, str]], Sequence[str]]],
+    read: Callable[[], tuple[Sequence[tuple[str, str]], Sequence[str], Callable[[int], Sequence[str]]]],
     hashes: Sequence[str],
     expansion: str | Path,
     *,
     measure: str = "rouge_l",
     score_file: str | Path = "",
-    cache_dir: str | Path | None = None,
 ) -> RankedQueries:
     """The ranking of training pairs; kept beside the expansion.
 
     Args:
-        read: gives the ids (query, document) of the pairs, and each pair's query.
-        hashes: change whenever that does.
+        read: gives the ids (query, document) of the pairs, each pair's query, and by its number the queries of its document.
+        hashes: change whenever that does, the expansion's own aside.
         expansion: a folder, or a single file.
         measure: a name out of `relevance.MEASURES`.
         score_file: scores in its place, see `relevance.ScoreFile`.
-        cache_dir: holds the expansion's texts, see `query_texts.queries_by_row`; default that of the stores of texts.
 
     Raises:
         InputError: an unknown measure, or what reading the files raises.
@@ -202,13 +199,10 @@ def ranked_texts(
     }
 
     def rank() -> Iterator[RankedQueries]:
-        pairs, golds = read()
-        texts = cache_dir or outputs.cache_dir() / "token_stores"
-        generated = queries_by_row(expansion, [doc_id for _, doc_id in pairs], texts, is_part=True)
+        pairs, golds, queries = read()
         relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
         for start in range(0, len(pairs), _PAIRS):
-            block = range(start, min(start + _PAIRS, len(pairs)))
-            yield rank_queries(golds, generated.__getitem__, relevance, block)
+            yield rank_queries(golds, queries, relevance, range(start, min(start + _PAIRS, len(pairs))))
 
     return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, rank)
 

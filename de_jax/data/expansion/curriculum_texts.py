@@ -15,7 +15,7 @@ from jaxtyping import Int
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, ranked_texts, usable_queries
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
-from de_jax.data.expansion.query_texts import QueryTokens, gold_queries, queries_by_row, tokenized_queries
+from de_jax.data.expansion.query_store import GeneratedQueries, gold_queries, open_queries
 from de_jax.data.expansion.relevance import MEASURES, Measure
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.stores.corpus import TokenStore
@@ -38,8 +38,7 @@ class CurriculumTexts:
         self,
         docs: TokenStore,
         pairs: Int[np.ndarray, "P 2"],
-        tokens: QueryTokens,
-        queries: Sequence[Sequence[str]],
+        queries: GeneratedQueries,
         golds: Sequence[str],
         ranked: RankedQueries | None,
         curriculum: Curriculum,
@@ -52,18 +51,17 @@ class CurriculumTexts:
         Args:
             docs: of the corpus.
             pairs: rows (query, document) that are trained on.
-            tokens: the queries of every document; for the strategy "gold" those of its pairs.
-            queries: the generated ones as text.
+            queries: of every document; for the strategy "gold" those of its pairs.
             golds: each pair's own query.
             ranked: of each pair; None for "gold".
             curriculum: the strategy and its settings.
             measure: of relevance, for hard negatives.
             max_query_length: tokens of a query, beyond which it is cut.
         """
-        self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
+        self._queries, self._golds, self._ranked = queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
         self._of_negatives = dataclasses.replace(curriculum, seed=((curriculum.seed or 0) + 1) % 2**32)
-        self.store = TextsWithOneQuery(docs, tokens, max_query_length=max_query_length)
+        self.store = TextsWithOneQuery(docs, queries, max_query_length=max_query_length)
         self._gold_indices = _places_among_equals(pairs[:, 1])
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
@@ -109,7 +107,7 @@ class CurriculumTexts:
         return RankedQueries(np.concatenate([nothing, *orders]), np.zeros(int(offsets[-1]), np.float32), offsets)
 
     def _order_of(self, pair: int, doc: int) -> np.ndarray:
-        gold, queries = self._golds[pair], self._queries[doc]
+        gold, queries = self._golds[pair], self._queries.texts(doc)
         usable = usable_queries(queries, gold)
         return usable[np.argsort(-self._measure(pair, gold, queries)[usable], kind="stable")]
 
@@ -124,7 +122,7 @@ def open_expansion(
         options: of the source.
         curriculum: with the number of its steps.
         has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
-        cache_dir: holds texts and tokens of queries.
+        cache_dir: holds the store of queries.
 
     Raises:
         InputError: an expansion that is of another corpus, damaged or without queries.
@@ -132,20 +130,23 @@ def open_expansion(
     assert pairs.own_queries is not None
     docs, golds, measure = pairs.doc_store, pairs.own_queries(), MEASURES[options.relevance]
     make = functools.partial(CurriculumTexts, docs, pairs.pairs, max_query_length=options.max_generated_length)
+    docs_of = pairs.pairs[:, 1]
     if curriculum.strategy == "gold":
-        tokens = gold_queries(golds, pairs.pairs[:, 1], docs.num_texts, pairs.doc_tokenizer)
-        return make(tokens, (), golds, None, curriculum, measure)
-    only = None if has_neg_docs else np.unique(pairs.pairs[:, 1])
-    queries = queries_by_row(options.expansion, docs.ids, cache_dir, is_part=pairs.is_part, only=only)
+        return make(gold_queries(golds, docs_of, docs.num_texts, pairs.doc_tokenizer), golds, None, curriculum, measure)
+    only = None if has_neg_docs else np.unique(docs_of)
+    queries = open_queries(options.expansion, docs, pairs.doc_tokenizer, cache_dir, is_part=pairs.is_part, only=only)
     ranked = ranked_texts(
-        lambda: ([(pairs.query_store.ids[query], docs.ids[doc]) for query, doc in pairs.pairs.tolist()], golds),
+        lambda: (
+            [(pairs.query_store.ids[query], docs.ids[doc]) for query, doc in pairs.pairs.tolist()],
+            golds,
+            lambda pair: queries.texts(int(docs_of[pair])),
+        ),
         [pairs.fingerprint(None), hashlib.sha256("\n".join(golds).encode()).hexdigest()],
         options.expansion,
         measure=options.relevance,
         score_file=options.relevance_file,
-        cache_dir=cache_dir,
     )
-    return make(tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), queries, golds, ranked, curriculum, measure)
+    return make(queries, golds, ranked, curriculum, measure)
 
 
 def check(options: PairsOptions, *, has_neg_docs: bool) -> None:

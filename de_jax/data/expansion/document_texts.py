@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int, Int32, Int64
 
 from de_jax.data.expansion.curriculum import usable_queries
-from de_jax.data.expansion.query_texts import QueryTokens
+from de_jax.data.expansion.query_store import GeneratedQueries
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import ids_of_docs
 from de_jax.data.text.tokenizing import PAD_ID
@@ -31,7 +31,7 @@ _TEXTS, _DOCS = 1 << 17, 1 << 14
 class _Expanded(abc.ABC):
     """Documents with generated queries behind them, as a store that encoding and batches read."""
 
-    def __init__(self, docs: TokenStore, queries: QueryTokens, max_query_length: int) -> None:
+    def __init__(self, docs: TokenStore, queries: GeneratedQueries, max_query_length: int) -> None:
         if docs.tokenizer_fingerprint != queries.tokenizer_fingerprint:
             raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
         if max_query_length < 1:
@@ -102,7 +102,7 @@ class ExpandedTexts(_Expanded):
     def __init__(
         self,
         docs: TokenStore,
-        queries: QueryTokens,
+        queries: GeneratedQueries,
         doc_rows: Int[np.ndarray, " m"],
         query_rows: Int[np.ndarray, "m S"],
         *,
@@ -165,7 +165,7 @@ class TextsWithOneQuery(_Expanded):
         num_texts: of all documents and queries.
     """
 
-    def __init__(self, docs: TokenStore, queries: QueryTokens, *, max_query_length: int = 32) -> None:
+    def __init__(self, docs: TokenStore, queries: GeneratedQueries, *, max_query_length: int = 32) -> None:
         """Takes the texts; nothing is copied.
 
         Args:
@@ -176,9 +176,8 @@ class TextsWithOneQuery(_Expanded):
             InputError: different vocabularies, no room for a query, or more texts than batches can number.
         """
         super().__init__(docs, queries, max_query_length)
-        self._firsts = queries.firsts
-        self.bare = np.arange(len(self._firsts) - 1) + self._firsts[:-1]
-        self.num_texts = len(self.bare) + int(self._firsts[-1])
+        self.bare = np.cumsum(queries.counts + 1) - queries.counts - 1
+        self.num_texts = len(queries.counts) + int(queries.counts.sum())
         if self.num_texts > LARGEST:
             raise InputError(
                 f"the documents with one query each are {self.num_texts:,} texts, and a batch can number {LARGEST:,}; train with "
@@ -194,16 +193,16 @@ class TextsWithOneQuery(_Expanded):
 
         The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
         """
-        firsts, room, separator, longest = self.queries.firsts, max_length - self._num_specials(), len(self.docs.suffix_ids), 0
-        for start in range(0, len(firsts) - 1, _DOCS):
-            own = firsts[start : start + _DOCS + 1]
-            queries = np.minimum(np.diff(self.queries.offsets[own[0] : own[-1] + 1]), self.max_query_length)
-            queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
-            docs = np.diff(self.docs.offsets[start : start + len(own)])
-            has_any = np.diff(own) > 0
-            if has_any.any():
-                docs[has_any] += np.maximum.reduceat(queries, (own[:-1] - own[0])[has_any])
-            longest = max(longest, int(docs.max()))
+        offsets, room, separator = self.queries.offsets, max_length - self._num_specials(), len(self.docs.suffix_ids)
+        docs, longest = np.diff(self.docs.offsets), int(np.diff(self.docs.offsets).max())
+        in_order = np.flatnonzero(self.queries.counts)[np.argsort(self.queries.firsts[self.queries.counts > 0], kind="stable")]
+        for start in range(0, len(in_order), _DOCS):
+            own = in_order[start : start + _DOCS]  # their queries are neighbours in the store
+            firsts = self.queries.firsts[own]
+            lengths = np.diff(offsets[firsts[0] : firsts[-1] + self.queries.counts[own[-1]] + 1])
+            lengths = np.minimum(lengths, self.max_query_length)
+            lengths = np.where((lengths > 0) & (lengths + separator < room), lengths + separator, 0)
+            longest = max(longest, int((docs[own] + np.maximum.reduceat(lengths, firsts - firsts[0])).max()))
         return min(longest, room) + self._num_specials()
 
     def share_without_room(self, max_length: int) -> float:
@@ -218,43 +217,38 @@ class TextsWithOneQuery(_Expanded):
     def _texts(self, rows: Int[np.ndarray, " r"]) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, "r 1"]]:
         doc_rows = np.searchsorted(self.bare, rows, side="right") - 1
         indices = rows - self.bare[doc_rows] - 1
-        return doc_rows, np.where(indices < 0, PADDING_ID, self._firsts[doc_rows] + indices)[:, None]
+        return doc_rows, np.where(indices < 0, PADDING_ID, self.queries.firsts[doc_rows] + indices)[:, None]
 
 
-def corpus_expansion(
-    docs: TokenStore, queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int, **options: int
-) -> ExpandedTexts:
+def corpus_expansion(docs: TokenStore, queries: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
     """S views of each document, each with one of its first S queries; a document with none is there once, alone.
 
     Args:
-        docs: of the corpus.
-        queries, texts: those of each document, as tokens and as texts.
+        docs, queries: of the corpus, by the same tokenizer.
         num_queries: S; blank queries and repetitions are passed over.
         options: of `ExpandedTexts`.
     """
-    chosen = [numbers if len(numbers) else np.array([PADDING_ID]) for numbers in _first_usable(queries, texts, num_queries)]
+    chosen = [numbers if len(numbers) else np.array([PADDING_ID]) for numbers in _first_usable(queries, num_queries)]
     doc_rows = np.repeat(np.arange(docs.num_texts), [len(numbers) for numbers in chosen])
     return ExpandedTexts(docs, queries, doc_rows, np.concatenate(chosen)[:, None], **options)
 
 
-def document_expansion(
-    docs: TokenStore, queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int, **options: int
-) -> ExpandedTexts:
+def document_expansion(docs: TokenStore, queries: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
     """Each document once, with its first S queries one after another; arguments as of `corpus_expansion`.
 
     A retriever trained with one query and searched with this is the paper's asymmetric expansion.
     """
     query_rows = np.full((docs.num_texts, num_queries), PADDING_ID)
-    for row, numbers in enumerate(_first_usable(queries, texts, num_queries)):
+    for row, numbers in enumerate(_first_usable(queries, num_queries)):
         query_rows[row, : len(numbers)] = numbers
     return ExpandedTexts(docs, queries, np.arange(docs.num_texts), query_rows, **options)
 
 
-def _first_usable(queries: QueryTokens, texts: Sequence[Sequence[str]], num_queries: int) -> Iterator[np.ndarray]:
+def _first_usable(queries: GeneratedQueries, num_queries: int) -> Iterator[np.ndarray]:
     """The numbers of each document's first queries."""
     if num_queries < 1:
         raise InputError(f"the number of queries is {num_queries}; give at least 1.")
-    return (queries.firsts[row] + usable_queries(own, "")[:num_queries] for row, own in enumerate(texts))
+    return (first + usable_queries(queries.texts(doc), "")[:num_queries] for doc, first in enumerate(queries.firsts))
 
 
 def _write(

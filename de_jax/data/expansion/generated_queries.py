@@ -133,6 +133,22 @@ def fingerprint(path: str | Path) -> str:
     return reading.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 
 
+def of_another_corpus(path: str | Path, doc_id: str = "") -> InputError:
+    """The error of an expansion with queries for an unknown document, or with none for the known ones."""
+    found = f"queries for {doc_id}, which is not a document here" if doc_id else "no query for any document here"
+    return InputError(f"{path} has {found}; the expansion is for another corpus.")
+
+
+def words(path: str | Path, doc_ids: Sequence[str], texts_of_docs: Sequence[str], num_queries: int) -> list[str]:
+    """Each document with its first generated queries behind it, for a sparse index (doc2query)."""
+    texts = dict(zip(doc_ids, texts_of_docs, strict=True))
+    for doc_id, queries in read_expansion(path):
+        if doc_id not in texts:
+            raise of_another_corpus(path, doc_id)
+        texts[doc_id] = " ".join([texts[doc_id], *queries[:num_queries]])
+    return list(texts.values())
+
+
 def write_released(
     paths: Sequence[str | Path],
     corpus: str | Path,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,6 @@ from de_jax.files.reading import read_array
 from de_jax.settings import Count, Maybe, NonNegativeFloat, Record, Size, file_name, map_of
 from de_jax.types import PADDING_ID, InputError
 
-_DIGITS = 6
 _DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<f4", "query_ids": "S", "doc_ids": "S"}
 
 
@@ -109,7 +109,7 @@ def write_lines(negatives_dir: str | Path, number: int, lines: Iterable[Mined], 
 
 def generation_dir(negatives_dir: str | Path, number: int) -> Path:
     """Where a generation is, or will be."""
-    return Path(negatives_dir) / _name(number)
+    return Path(negatives_dir) / f"{number:06d}"
 
 
 def numbers(negatives_dir: str | Path) -> list[int]:
@@ -154,6 +154,17 @@ def open_newest(folder: str | Path) -> Generation:
                 raise
             warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=2)
     raise AssertionError("the loop returns or raises")
+
+
+def newest_made_of(negatives_dir: str | Path, key: str) -> Generation | None:
+    """The newest generation if it is whole and was made of the same, by its fact "made_of"; a line on stderr names it."""
+    number = max(numbers(negatives_dir), default=0)
+    with contextlib.suppress(DamagedGeneration):
+        if read_manifest(negatives_dir, number).get("made_of") == key:
+            found = open_generation(negatives_dir, number)
+            print(f"{found.folder} was made of the same texts with the same settings; there is nothing to do.", file=sys.stderr)
+            return found
+    return None
 
 
 def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
@@ -272,8 +283,4 @@ def _named(negatives_dir: str | Path) -> list[int]:
 
 def _number(name: str) -> int | None:
     """The number of the generation that a folder of this name is; None for other names."""
-    return int(name) if re.fullmatch(f"[0-9]{{{_DIGITS},18}}", name) and name == _name(int(name)) else None
-
-
-def _name(number: int) -> str:
-    return f"{number:0{_DIGITS}d}"
+    return int(name) if re.fullmatch("[0-9]{6}|[1-9][0-9]{6,17}", name) else None

@@ -163,7 +163,8 @@ def table_pairs(
     table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
     tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
     made_from = fingerprint_of(tables, tokenizers)
-    folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
+    cache_dir = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
+    folder = cache_dir / f"{_stem(path)}-{made_from[:16]}"
 
     def build(out_dir: Path) -> TrainingPairs:
         from de_jax.data.sources import table_store  # which opens by this module what it wrote
@@ -204,10 +205,6 @@ def _stem(path: str | Rows) -> str:
     """A readable name of the folder; its hash makes it unique."""
     name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
     return "".join(character for character in name if character.isalnum() or character in "-_") or "table"
-
-
-def _cache_dir(cache_dir: str) -> Path:
-    return Path(cache_dir) if cache_dir else outputs.cache_dir() / "pair_stores"
 
 
 def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOptions) -> None:

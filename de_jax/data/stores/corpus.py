@@ -1,6 +1,6 @@
 """Token stores: texts tokenized once, kept in a folder of memory-mapped arrays.
 
-    tokens.npy    int32 [total]   the ids of all texts, end to end, untruncated, without special tokens
+    tokens.npy    int32 [total]   the ids of all texts, end to end, untruncated, without special tokens (or uint16, of queries)
     offsets.npy   int64 [n + 1]   text i is tokens[offsets[i]:offsets[i + 1]]
     ids.npy       bytes [n]       UTF-8, in the order of the file
     id_order.npy  int64 [n]       the rows in ascending order of id, for look-up by bisection
@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
 from de_jax.data.batches.layout import Store
-from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, joined, writing
+from de_jax.data.stores.store_writer import ARRAYS, TOKEN_STORE, joined, of_file, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, reading
@@ -29,7 +29,7 @@ from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
 KINDS = ("docs", "queries")
-DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
+DTYPES = {"offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
 
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
@@ -240,7 +240,8 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     manifest, mend = TOKEN_STORE.open(store_dir), TOKEN_STORE.mend
     num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
     sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
-    arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
+    dtypes = {"tokens.npy": manifest["token_dtype"], **DTYPES}
+    arrays = {name: read_array(store_dir / name, dtypes[name], (size,), rebuild=mend) for name, size in sizes.items()}
     offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
     ends = offsets[0], offsets[-1], order.min(), order.max()
     if ends != (0, num_tokens, 0, num_texts - 1) or np.any(np.diff(offsets) < 0):
@@ -281,10 +282,8 @@ def cached_token_store(
     store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
 
     def build(folder: Path) -> TokenStore:
-        try:
+        with of_file(texts_file):
             return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
-        except InputError as error:  # of ids and tokens: the store knows no file
-            raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
     store = folders.build_once(store_dir, open_token_store, build)
     if skip_empty:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -14,7 +14,7 @@ from jaxtyping import Int32, Int64
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
 from de_jax.files.folders import Kind
-from de_jax.settings import NonNegativeInt, PositiveInt, Record, Size, list_of, some_text
+from de_jax.settings import Maybe, NonNegativeInt, PositiveInt, Record, Size, list_of, some_text
 from de_jax.types import InputError
 
 _TOKEN = NonNegativeInt
@@ -24,6 +24,7 @@ TOKEN_STORE = Kind(
         {
             "num_texts": Size,
             "num_tokens": Size,
+            "token_dtype": Maybe(Literal["<i4", "<u2"], "<i4"),
             "vocab_size": PositiveInt,
             "prefix_ids": list_of(_TOKEN),
             "suffix_ids": list_of(_TOKEN),
@@ -58,8 +59,8 @@ def joined(
 class StoreWriter:
     """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
 
-    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer, dtype: str) -> None:
+        self._directory, self._dtype = directory, dtype
         self._tokens = tokens_file
         self._tokenizer = tokenizer
         self._lengths: list[np.ndarray] = []
@@ -68,15 +69,18 @@ class StoreWriter:
         self._id_hash = hashlib.sha256()
         self._num_tokens = 0
         self._skipped_ids: list[str] = []
-        self._tokens.write(outputs.array_header("<i4", 0))
+        self._tokens.write(outputs.array_header(dtype, 0))
 
     def skip(self, text_ids: list[str]) -> None:
         """Records texts that are left out."""
         self._skipped_ids += text_ids
 
-    def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
-        tokens, lengths = joined(text_ids, encoded, self._tokenizer)
-        self._tokens.write(tokens.tobytes())
+    def append(self, text_ids: Sequence[str], encoded: list[np.ndarray]) -> None:
+        self.write(text_ids, *joined(text_ids, encoded, self._tokenizer))
+
+    def write(self, text_ids: Sequence[str], tokens: Int32[np.ndarray, " t"], lengths: Int64[np.ndarray, " n"]) -> None:
+        """Appends texts whose tokens stand end to end; a text may have none."""
+        self._tokens.write(tokens.astype(self._dtype, copy=False).tobytes())
         self._token_hash.update(tokens.tobytes())
         self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())
         self._lengths.append(lengths)
@@ -85,7 +89,7 @@ class StoreWriter:
 
     def finish(self) -> None:
         self._tokens.seek(0)
-        self._tokens.write(outputs.array_header("<i4", self._num_tokens))
+        self._tokens.write(outputs.array_header(self._dtype, self._num_tokens))
         self._tokens.flush()
         if not self._num_tokens:
             raise InputError("there is no text to tokenize.")
@@ -102,6 +106,7 @@ class StoreWriter:
         entries = {
             "num_texts": len(ids),
             "num_tokens": self._num_tokens,
+            "token_dtype": self._dtype,
             "skipped_ids": self._skipped_ids,
             "file_sizes": {name: (self._directory / name).stat().st_size for name in ARRAYS},
             "content_hash": hashlib.sha256("\n".join([*hashes, tokenizer.fingerprint]).encode()).hexdigest(),
@@ -114,12 +119,21 @@ class StoreWriter:
 
 
 @contextlib.contextmanager
-def writing(directory: Path, tokenizer: Tokenizer) -> Iterator[StoreWriter]:
+def writing(directory: Path, tokenizer: Tokenizer, dtype: str = "<i4") -> Iterator[StoreWriter]:
     """A writer into an existing folder, which is a store once the block has ended."""
     with open(directory / "tokens.npy", "wb") as tokens_file:
-        writer = StoreWriter(directory, tokens_file, tokenizer)
+        writer = StoreWriter(directory, tokens_file, tokenizer, dtype)
         yield writer
         writer.finish()
+
+
+@contextlib.contextmanager
+def of_file(path: str | Path) -> Iterator[None]:
+    """An `InputError` about ids or tokens, which a writer raises, gets the file that the texts come from before it."""
+    try:
+        yield
+    except InputError as error:
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
 
 
 def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:

@@ -11,7 +11,7 @@ import jax
 
 from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.hooks.faults import Explanation
-from de_jax.training.mesh import sharding_rules
+from de_jax.training.mesh import sharding
 from de_jax.training.run import run_folder
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
@@ -73,7 +73,7 @@ def train_language_model(
         init=init,
         start_from=start_from,
         step=update_step(model.loss, optimization.tx(abstract.params), group_norms),
-        like=sharding_rules.with_shardings(abstract, sharding_rules.state_shardings(abstract, mesh)),
+        like=sharding.with_shardings(abstract, sharding.state_shardings(abstract, mesh)),
         mesh=mesh,
         batches=batches,
         batch_size=batch_size,

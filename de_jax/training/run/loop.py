@@ -18,7 +18,7 @@ from de_jax.data.batches.prefetch import prefetch
 from de_jax.files import addresses
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.profile import ProfileSteps
-from de_jax.training.mesh import distributed, plan, sharding, sharding_rules
+from de_jax.training.mesh import distributed, plan, sharding
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
 from de_jax.training.run import run_log, run_settings
@@ -186,7 +186,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         StopOnSignal() as terminate,
         contextlib.ExitStack() as at_end,
     ):
-        step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
+        step_fn = sharding.compiled_step(training.step, _shardings(training.like), training.mesh)
         with _faults_explained(training, checkpoints, step_fn):
             state = _first_state(training, checkpoints)
             if state.base is not None and checkpoints.latest_step() is None:

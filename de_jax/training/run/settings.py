@@ -11,7 +11,7 @@ import jax
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, check_call, check_fields
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh import sharding
-from de_jax.training.mesh.sharding_rules import Rules
+from de_jax.training.mesh.sharding import Rules
 from de_jax.training.optim.lamb import ance_lamb, lamb
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
 from de_jax.types import Params, Schedule
@@ -98,7 +98,7 @@ class Devices:
 
     Attributes:
         mesh: gives the devices to train on.
-        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
+        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding.DEFAULT_RULES`, such as
             {".*/mlp/wo/kernel": ("tensor", None)}.
         num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
 
