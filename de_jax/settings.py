@@ -17,6 +17,7 @@ import inspect
 import itertools
 import math
 import numbers
+import os
 import re
 import types
 import typing
@@ -31,6 +32,7 @@ from de_jax.types import DISTRIBUTION, InputError
 F = TypeVar("F", bound=Callable[..., Any])
 _LONGEST = 100
 """Characters of a value in a message."""
+_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 class Range(NamedTuple):
@@ -559,14 +561,14 @@ def _is_foreign(path: str) -> bool:
 
 @contextlib.contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """Around imports of packages that only an extra installs. A missing package is one sentence with the name of the extra.
-
-    Raises:
-        InputError: a package is not installed.
-    """
+    """Around imports of an extra's packages: InputError names the extra of a missing one; transformers does not ask for torch."""
+    before = os.environ.setdefault(_ADVICE, "not by de_jax")
     try:
         yield
     except ImportError as error:
         name = error.name or getattr(error.__cause__, "name", None)
         package = f"the package {name}" if name else f"more packages ({error})"
         raise InputError(f"{what} needs {package}; run pip install '{DISTRIBUTION}[{extra}]'.") from None
+    finally:
+        if before == "not by de_jax":
+            os.environ.pop(_ADVICE, None)

@@ -124,7 +124,7 @@ def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_enough(query_ids: Collection[str]) -> None:
-    if min(map(len, halves(query_ids))) < verdict.LEAST:
+    if min(map(len, halves(query_ids))) < 2:
         raise InputError(f"{len(query_ids)} held-out queries are too few to choose and to judge; give more, or raise dev_fraction.")
 
 

@@ -1,5 +1,6 @@
 """The core works without the packages of the extras; what needs one says which."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ import pytest
 
 from de_jax.data.expansion import relevance
 from de_jax.reports import plots
+from de_jax.settings import needs
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -25,6 +27,17 @@ def test_pictures_name_their_extra(monkeypatch, package, tmp_path):
     hide(monkeypatch, package)
     with pytest.raises(InputError, match=rf"drawing needs the package {package}; run pip install 'de-jax-retrieval\[reports\]'"):
         plots.require()
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_transformers_gives_no_advice_to_install_torch_and_the_environment_stays(monkeypatch, before):
+    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    monkeypatch.delenv(name, raising=False)
+    if before:
+        monkeypatch.setenv(name, before)
+    with needs("transformers", "it"):
+        assert os.environ[name]
+    assert os.environ.get(name) == before
 
 
 def test_measures_of_words_name_their_extra(monkeypatch):

@@ -21,6 +21,7 @@ import numpy as np
 
 from de_jax.interop.pretrained import Origin
 from de_jax.models.tower import EncoderConfig
+from de_jax.settings import needs
 from de_jax.types import Array, InputError
 
 _READ_BY_ALL = ("configuration_utils.py", "modeling_utils.py", "masking_utils.py", "modeling_rope_utils.py")
@@ -71,12 +72,11 @@ def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: st
 def _is_read(model_type: str, name: str, value: Any) -> bool:
     """Whether transformers' model of a type depends on a setting: not if it has the default value, or no code there names it."""
     try:
-        import transformers
-    except ImportError:
+        with needs("transformers", name):
+            import transformers
+        default = transformers.CONFIG_MAPPING[model_type]()
+    except (InputError, KeyError):
         return True
-    if model_type not in transformers.CONFIG_MAPPING:
-        return True
-    default = transformers.CONFIG_MAPPING[model_type]()
     if hasattr(default, name):
         return bool(getattr(default, name) != value)
     of_all = Path(transformers.__file__).parent
