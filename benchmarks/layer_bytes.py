@@ -5,8 +5,8 @@ python -m benchmarks.layer_bytes --topology=v5e:2x2 --model=base --attention=fus
 Compiles one layer forward and backward for one chip (minutes), with the rows that it has of 512 pairs of MS MARCO's mean lengths on
 four chips: 39 of 256 tokens and 19 of 64. Needs `pip install 'de-jax-retrieval[plan]'`, no TPU; nothing is run.
 
-`accessed_gb` is the compiler's own count over all memories. It counts an array that is copied from HBM to VMEM, next to the
-processor, at both ends and once more for each use. `used_gb` leaves such copies out. `hbm_gb` counts all traffic of HBM. Each has a
+`accessed_gb` is the compiler's own count over all memories. A copy between HBM and VMEM, next to the processor, counts four times,
+and three times if it is cut into slices. `used_gb` leaves such copies out. `hbm_gb` counts all traffic of HBM. Each has a
 ceiling: the time of the products over that of the bytes at HBM's speed, at most 1.
 """
 
