@@ -143,9 +143,7 @@ def _call(
     with_bias = lambda spec: [] if bias is None else [spec]  # noqa: E731
     ins = [of_row, of_queries, of_keys, of_keys, *with_bias(of_bias), *([of_queries, of_totals, of_queries] if more else [])]
     outs = [of_queries, of_keys, of_keys, *with_bias(whole_bias)] if more else [of_queries, of_totals]
-    # Blocks are fetched while others are computed; XLA would copy whole arrays between the two memories before and after.
-    far = lambda *of: [pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in of]  # noqa: E731
-    operands = [segments[:, None], *far(query, key, value), *with_bias(bias), *far(*more)]
+    operands = [segments[:, None], query, key, value, *with_bias(bias), *more]
     scores = num_rows * form.num_heads * length**2
     return pl.pallas_call(
         functools.partial(kernel, form, num_blocks, bias is not None),

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from often import often
 
 from de_jax.models import attention, layers
@@ -43,8 +42,6 @@ ENCODERS = {
 def _interpreted(monkeypatch, request):
     if "libtpu" not in request.fixturenames:
         monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
-        # JAX 0.10's interpreter has one memory, and takes no arrays of another.
-        monkeypatch.setattr(pltpu, "with_memory_space_constraint", lambda x, _: x)
 
 
 @contextlib.contextmanager
