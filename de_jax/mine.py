@@ -148,7 +148,7 @@ class _Mining(NamedTuple):
             yield run._replace(query=part.query, doc=part.doc) if name else run, mined, name
 
     def mine_step(self, step: int | None) -> Iterator[Generation]:
-        """The generations by one checkpoint; those that a killed miner wrote are not mined again."""
+        """The generations by one checkpoint; a generation that a killed miner wrote is kept."""
         for own, mined, source in self.each(self.load(step)):
             key = made_of(own, mined.texts, self.miner)
             if found := generations.newest_made_of(mined.negatives_dir, key):

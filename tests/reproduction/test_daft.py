@@ -152,7 +152,7 @@ def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["towers.png", "tradeoff.png"]
     verbs.call("train daft", command)
     assert json.loads(capsys.readouterr().out)["systems"]["0_layers"]["scores"] == light["scores"]
-    with pytest.raises(InputError, match="--num_align_steps=0 leaves out"):
+    with pytest.raises(InputError, match="--gin1 changes nothing beside --num_align_steps=0; leave one of them out"):
         verbs.call("train daft", [*command, "--gin1.Alignment.patience=2"])
 
 
