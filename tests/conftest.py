@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import jax
@@ -29,6 +30,8 @@ WITH_SHAPES = (
 install_import_hook([f"de_jax.{name}" for name in WITH_SHAPES], "beartype.beartype").__enter__()
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
+MANY_OBJECTS = 50_000
+"""New ones before garbage is looked for: tracing makes many that stay. Python's 700 cost a twentieth of the tests' time."""
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1"
 """XLA flags without a setting in JAX; read when the first program is compiled."""
 if jax.__version_info__ < (0, 11):  # later versions end the process at this flag
@@ -45,7 +48,30 @@ def pytest_configure(config):
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # what threads free is whole again, so that it can be returned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
+    gc.set_threshold(MANY_OBJECTS)
+    share_context()
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":  # compiles other modules to bytecode first than gw0, which begins with tests
+        with contextlib.suppress(ImportError):
+            import sentence_transformers  # noqa: F401
     share_settings({"jax_disable_most_optimizations": True, "jax_traceback_in_locations_limit": 0})
+
+
+def share_context():
+    """Each thread keeps its MLIR context. JAX makes one for each program, in 3 ms of the 4 that it takes to lower a small one."""
+    with contextlib.suppress(ImportError, AttributeError):  # another JAX
+        from jax._src.interpreters import mlir
+
+        make = mlir.make_ir_context
+
+        def kept():
+            if not hasattr(_contexts, "own"):
+                _contexts.own = make()
+            return _contexts.own
+
+        mlir.make_ir_context = kept
+
+
+_contexts = threading.local()
 
 
 def share_settings(settings):
@@ -94,6 +120,7 @@ def bounded_memory():
     yield
     if resident_bytes() > max(1 << 30, _held["after_dropping"] + (300 << 20)):
         jax.clear_caches()
+        vars(_contexts).clear()  # constants of all programs
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL(None).malloc_trim(0)

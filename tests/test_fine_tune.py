@@ -60,6 +60,7 @@ def test_the_same_call_again_trains_nothing(tuned, start):
     assert (folder / "run/verdict.json").read_bytes() == before
 
 
+@pytest.mark.soak
 def test_answers_of_other_questions_are_no_gain(start, tmp_path):
     shuffled = [doc for _, doc in PAIRS]
     random.Random(0).shuffle(shuffled)
@@ -90,7 +91,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", often(METHODS, "mined", "pair"))
+@pytest.mark.parametrize("method", often(METHODS, "mined"))
 def test_methods_combine_with_any_source(method, start, tmp_path):
     texts = [[(f"{side}{place}", *texts) for place, texts in enumerate(found)] for side, found in SIDES.items()]
     beir.write(tmp_path / "beir", *texts, {"train": {f"q{place}": {f"d{place}": 1} for place in range(len(PAIRS))}})

@@ -1,6 +1,6 @@
 """How many files of the package a call enters: a way that grows longer has to say so here.
 
-The walk is counted by `sys.setprofile`, in a process of its own so that nothing else is entered, and for the second time so that
+The walk is counted by `sys.settrace`, in a process of its own so that nothing else is entered, and for the second time so that
 caches are full and imports are done.
 """
 
@@ -51,19 +51,19 @@ def train():
 root, files = os.path.dirname(de_jax.__file__) + os.sep, set()
 
 
-def see(frame, event, _):
+def see(frame, *_):  # asked of each call alone, as it returns no function for the lines
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(root) and code.co_name != "<module>":
+    if code.co_filename.startswith(root) and code.co_name != "<module>":
         files.add(code.co_filename.removeprefix(root))
 
 
 walk = {"batch": batch, "train": train}[journey]
 walk()
-threading.setprofile(see)
-sys.setprofile(see)
+threading.settrace(see)
+sys.settrace(see)
 walk()
-sys.setprofile(None)
-threading.setprofile(None)
+sys.settrace(None)
+threading.settrace(None)
 print(json.dumps(sorted(files)))
 """
 

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from rouge_score import rouge_scorer
 
 from de_jax.data.expansion.relevance import ScoreFile, rouge_l, token_overlap
 from de_jax.types import InputError
@@ -18,6 +17,8 @@ def sentences(number, rng):
 
 
 def test_rouge_l_equals_rouge_score():
+    from rouge_score import rouge_scorer  # with NLTK: 2 s for each worker
+
     rng = np.random.default_rng(0)
     scorer = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
     for gold in [*sentences(30, rng), "", "?!", "a a a b a"]:

@@ -12,6 +12,7 @@ import pytest
 import toy_run
 import written_tables
 from flat_settings import flat
+from often import often
 
 from de_jax.data.sources import pair_store, table_store, table_texts
 from de_jax.data.sources.pair_store import table_pairs, tables_of
@@ -88,6 +89,9 @@ def train():
     return run
 
 
+OFTEN = ("csv", "csv of Excel", "jsonl.gz", "json", "parquet", "datasets")
+
+
 def same_texts(one, other):
     """Whether two batches hold the same tokens in the same places, and the same texts have the same rows."""
     for name in ("query", "doc", "neg_docs"):
@@ -97,7 +101,7 @@ def same_texts(one, other):
         np.testing.assert_array_equal(ids[:, None] == ids, others[:, None] == others)
 
 
-@pytest.mark.parametrize("name", written_tables.WRITERS)
+@pytest.mark.parametrize("name", often(written_tables.WRITERS, *OFTEN))
 def test_every_format_gives_the_batches_of_the_beir_folder(name, dataset_dir, vocabulary, tmp_path):
     path = written_tables.WRITERS[name](tmp_path, rows_of(dataset_dir, "train"))
     dev_path = written_tables.write_lines(tmp_path / "dev.jsonl", rows_of(dataset_dir, "dev"))

@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     return dict(zip(SOURCES, (run, sentence, base, peft, arrays), strict=True)), data
 
 
-@pytest.mark.parametrize("source", often(SOURCES, "run", "sentence-transformers"))
+@pytest.mark.parametrize("source", often(SOURCES, "sentence-transformers"))
 def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, source):
     model, data = made[0][source], made[1]
 

@@ -28,8 +28,9 @@ CASES = {
     "guided": lambda e, **options: guided(e, loss=functools.partial(samtone, directions="query_to_doc", **options), margin=0.1),
 }
 every_case = pytest.mark.parametrize("case", CASES)
+RARELY = ("softmax_q2d", "hardness", "pair_paper", "pair_code")
 most_cases = pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=pytest.mark.soak) if name in ("softmax_q2d", "pair_code") else name for name in CASES]
+    "case", [pytest.param(name, marks=pytest.mark.soak) if name in RARELY else name for name in CASES]
 )
 some_cases = pytest.mark.parametrize(
     "case", ["samtone_both", *(pytest.param(name, marks=pytest.mark.soak) for name in ("softmax_smooth", "nce"))]

@@ -1,5 +1,7 @@
 """The command on a toy data set: trained, killed and continued, generated, imported."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -51,14 +53,29 @@ def generate(dataset_dir, model, out_dir, **changes):
     cli.call("doc2query generate", [*(f"--{name}={value}" for name, value in settings.items())])
 
 
-@pytest.fixture(scope="module")
-def run_dir(dataset_dir, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "trained"
+@contextlib.contextmanager
+def a_folder(tmp_path_factory):
+    """For a run that tests of the module share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(doc2query.SIZES, "tiny", SMALLEST)
         patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield tmp_path_factory.mktemp("runs") / "trained"
+
+
+@pytest.fixture(scope="module")
+def run_dir(dataset_dir, tmp_path_factory):
+    with a_folder(tmp_path_factory) as folder:
         train(dataset_dir, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(dataset_dir, tmp_path_factory):
+    """A run that its loss on held-out pairs ended, and its report."""
+    changes = {"dev_split": "dev", "evaluate_every_steps": 2, "early_stopping_patience": 1, "num_steps": 40, "learning_rate": 0.3}
+    with a_folder(tmp_path_factory) as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+        train(dataset_dir, folder, **changes)
+    return folder, json.loads(printed.getvalue())
 
 
 def params_of(run_dir):
@@ -91,15 +108,13 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
         train(dataset_dir, tmp_path / "run", num_steps=5)
 
 
-def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(dataset_dir, tmp_path, capsys):
-    changes = {"dev_split": "dev", "evaluate_every_steps": 2, "early_stopping_patience": 1, "num_steps": 40, "learning_rate": 0.3}
-    train(dataset_dir, tmp_path / "run", **changes)
-    report = json.loads(capsys.readouterr().out)
+def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(dataset_dir, stopped, tmp_path):
+    run_dir, report = stopped
     assert report["stopped"].startswith("1 evaluations on dev in a row were no better than the best, ")
-    lines = run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE)
+    lines = run_log.read_metrics(run_dir / run_log.METRICS_FILE)
     losses = {line["step"]: line["dev/loss"] for line in lines if "dev/loss" in line}
     assert list(losses) == list(range(2, report["step"] + 1, 2))
-    best = load_generator(tmp_path / "run", "best")
+    best = load_generator(run_dir, "best")
     assert best.step == min(losses, key=losses.__getitem__) == report["step"] - 2
     sizes = {"max_query_length": 8, "max_doc_length": 32}
     (whole,) = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=16, **sizes).batches
@@ -108,7 +123,7 @@ def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(d
     assert [int((batch.query_id >= 0).sum()) for batch in parts.batches] == [12, 4]
     assert mean_loss(best.model, parts.batches, make_mesh(1), best.params) == pytest.approx(losses[best.step], rel=1e-5)
     with pytest.raises(InputError, match="--size changes nothing beside --init_from"):
-        train(dataset_dir, tmp_path / "other", size="small", init_from=tmp_path / "run")
+        train(dataset_dir, tmp_path / "other", size="small", init_from=run_dir)
     for flag in ("early_stopping_patience", "dev_max_pairs", "evaluate_every_steps"):
         with pytest.raises(InputError, match=f"--{flag} changes nothing without --dev_split"):
             train(dataset_dir, tmp_path / "other", **{flag: 1})
@@ -223,8 +238,8 @@ def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir,
             generate(dataset_dir, run_dir, tmp_path / "wrong", **narrow | wrong)
 
 
-def test_a_damaged_tokenizer_of_a_generator_is_refused(run_dir, tmp_path):
-    copied = toy_run.with_another_tokenizer(run_dir, tmp_path / "run")
+def test_a_damaged_tokenizer_of_a_generator_is_refused(stopped, tmp_path):
+    copied = toy_run.with_another_tokenizer(stopped[0], tmp_path / "run")
     with pytest.raises(InputError, match=toy_run.DAMAGED_TOKENIZER):
         load_generator(copied)
 
