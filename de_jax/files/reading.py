@@ -213,7 +213,8 @@ def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
                 raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES:,} bytes; cut the text into shorter ones.")
             if line == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise InputError(f"{path} is UTF-16 text; save it as UTF-8.")
-            yield line, raw.removeprefix(BOM) if line == 1 else raw
+            if raw := raw.removeprefix(BOM) if line == 1 else raw:
+                yield line, raw
 
 
 def begins_with(path: str | Path, start: bytes) -> bool:

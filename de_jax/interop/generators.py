@@ -36,8 +36,7 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
     Raises:
         InputError: an unknown format, a missing vocabulary, or the errors of the format's own `read`.
     """
-    folder = folder_of(source)
-    if GENERATOR_RUN.is_in(folder):
+    if GENERATOR_RUN.is_in(folder := folder_of(source)):
         return load_generator(folder, step)
     if t5x.recognises(folder):
         model, params = t5x.read_generator(folder)
@@ -51,8 +50,7 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
         )
     if tokenizer and own:
         check_own_tokens(own, tokenizer, "the tokenizer of --tokenizer")
-    tokenizer = tokenizer or own
-    if tokenizer is None:
+    if (tokenizer := tokenizer or own) is None:
         raise InputError(f"{folder} holds no vocabulary; give --tokenizer, T5's spiece.model.")
     return GeneratorRun(folder, 0, model, params, tokenizer, QUERY_LENGTH, max_length)
 

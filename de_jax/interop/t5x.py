@@ -177,6 +177,8 @@ def _encoder_of(folder: Path, shapes: Mapping[str, tuple[int, ...]], embedder: s
 def _in_our_layout(folder: Path, leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf]]:
     """Scanned layers one by one, and kernels with an axis of heads without it."""
     for name, leaf in leaves.items():
+        if 0 in leaf.shape:
+            raise InputError(f"{folder}: {name} has shape {leaf.shape}, so it holds nothing.")
         scanned = re.fullmatch(r"((?:left_|right_)?encoder(?=/encoder/)|decoder(?=/decoder/))/[a-z]+/(.*)", name)
         if not scanned:
             yield name, _joined_heads(name, leaf)

@@ -177,7 +177,7 @@ def naive_encoder(folder: Path) -> tuple[T5Config | BertConfig, dict[str, np.nda
     config, pad_id = _config(values), int(vocabulary[1]) if vocabulary else values.get("pad_token_id", 0)
     arrays = naive_turned(naive_arrays(folder), _origins(values, config, pad_id))
     settings = folder / "tokenizer_config.json"
-    told = strict_json(naive_text(settings)) if settings.is_file() else {}
+    told = strict_json(naive_text(settings)) if vocabulary and settings.is_file() else {}  # a length of no vocabulary is none
     length = told.get("model_max_length", told.get("max_len"))
     is_told = isinstance(length, int | float) and not isinstance(length, bool) and 1 <= length < 10**9
     lengths = [one for one in (int(length) if is_told else None, config.max_length) if one]

@@ -284,9 +284,11 @@ _compiled_is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())  # of one a
 
 
 def _is_finite(leaf: Array) -> Any:
-    if getattr(leaf, "is_fully_addressable", True) and jax.default_backend() == "cpu":
+    if jax.default_backend() != "cpu":
+        return _compiled_is_finite(leaf)
+    if getattr(leaf, "is_fully_addressable", True):
         return np.isfinite(np.asarray(leaf)).all()  # to compile a program for each shape takes a second
-    return _compiled_is_finite(leaf)
+    return jax.device_get(_compiled_is_finite(leaf))  # processes on CPUs wait for ever if two sums are on their way at once
 
 
 def _arrays(processes: MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:
