@@ -51,7 +51,8 @@ assert list(scores) == ["BM25", "before", "after", "after + BM25"]
 assert means["before"] > 0.3 < means["after"]
 assert summary["step"] == 2 and differences.any()
 assert 0 <= p <= 1
-assert gap < 1e-5
+exact = de_jax.load(runs / "tuned", dtype="float32").encode_query(questions[:8])
+assert np.abs(theirs - exact).max() < 1e-5  # a processor with bfloat16 units computes `after` in it
 """,
         3,
     ),
@@ -140,6 +141,7 @@ def test_every_cell_runs(case, folder, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(DEMOS.parent))  # a clone, which `reproduction` needs
     notebook = nbformat.read(DEMOS / f"{case.name}.ipynb", as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     minilm = str(Path(MINILM.submodule_search_locations[0]) / "model") if MINILM else ""

@@ -35,14 +35,14 @@ def logged(run_dir):
 
 @pytest.mark.soak
 def test_a_run_with_a_cache_learns_and_continues_exactly(dataset_dir, tmp_path):
-    argv = with_cache(dataset_dir, tmp_path)
+    argv = with_cache(dataset_dir, tmp_path, Optimization__num_steps=40)
     cli.call("train", argv)
     lines = logged(tmp_path)
     assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
     assert lines[-1]["cache/filled"] == 1.0
     assert 0 < lines[-1]["cache/staleness"] < 5
     whole = jax.tree.map(np.asarray, load_run(tmp_path).params)
-    shutil.rmtree(tmp_path / "checkpoints" / "20")
+    shutil.rmtree(tmp_path / "checkpoints" / "40")
     cli.call("train", argv)
-    assert load_run(tmp_path).step == 20
+    assert load_run(tmp_path).step == 40
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, load_run(tmp_path).params), whole)
