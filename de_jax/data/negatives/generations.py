@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -162,7 +161,7 @@ def newest_made_of(negatives_dir: str | Path, key: str) -> Generation | None:
     with contextlib.suppress(DamagedGeneration):
         if read_manifest(negatives_dir, number).get("made_of") == key:
             found = open_generation(negatives_dir, number)
-            print(f"{found.folder} was made of the same texts with the same settings; there is nothing to do.", file=sys.stderr)
+            outputs.say(f"{found.folder} was made of the same texts with the same settings; there is nothing to do.")
             return found
     return None
 
