@@ -160,9 +160,14 @@ def open_model(
 
 def _results_of(folder: Path, name: str) -> Path:
     """Where results of another library's model are kept, as its own folder may be another program's: one for each state of it."""
+    return outputs.cache_dir() / "models" / state_of(folder)[:16] / name
+
+
+def state_of(folder: Path) -> str:
+    """A hash of the names, sizes and times of a folder's files."""
     files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return outputs.cache_dir() / "models" / hashlib.sha256(str(facts).encode()).hexdigest()[:16] / name
+    return hashlib.sha256(str(facts).encode()).hexdigest()
 
 
 def is_run(folder: Path) -> bool:

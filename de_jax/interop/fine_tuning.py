@@ -351,7 +351,14 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 
 def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
-    return any_model.read(_folder(source), only_sizes=True, special_tokens=special_tokens)
+    folder = _folder(source)
+    return _read_once(folder, any_model.state_of(folder), special_tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_once(folder: Path, state: str, special_tokens: SpecialTokens) -> Pretrained:
+    """A recipe asks a dozen times for parts of the same model, whose tokenizer takes half a second to open."""
+    return any_model.read(folder, only_sizes=True, special_tokens=special_tokens)
 
 
 def _folder(source: str) -> Path:
