@@ -220,6 +220,23 @@ def test_a_setting_of_t5_is_refused_where_the_model_is_a_bert(folders):
         fine_tuning.pretrained_tower(source=str(folders / "bert"), dropout_broadcast=True)
 
 
+def test_a_model_is_opened_once_for_all_that_a_recipe_asks_of_it_until_its_files_change(folders, tmp_path, monkeypatch):
+    folder = shutil.copytree(folders / "plain", tmp_path / "model")
+    opened, read = [], any_model.read
+    monkeypatch.setattr(any_model, "read", lambda *args, **options: opened.append(1) or read(*args, **options))
+
+    def ask():
+        for tower in fine_tuning.TOWERS:
+            fine_tuning.pretrained_tower(source=str(folder), tower=tower)
+            fine_tuning.tokenizer_of(source=str(folder), tower=tower)
+
+    ask()
+    assert len(opened) == 1
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    ask()
+    assert len(opened) == 2
+
+
 def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled(folders, tmp_path):
     settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", **QUIET, "PairsOptions.max_doc_length": 49}
     with pytest.raises(
