@@ -89,9 +89,8 @@ class Ours:
     def __init__(self, recipe: Recipe, params: Params, batches: list[Batch]) -> None:
         self.state = jax.jit(recipe.init)(params)
         self._batches = batches
-        options = sharding.CPU_OPTIONS if jax.default_backend() == "cpu" else None
         step = recipe.train_step(jax.eval_shape(recipe.init).params)
-        jitted = jax.jit(step, donate_argnums=0, compiler_options=options)
+        jitted = jax.jit(step, donate_argnums=0, compiler_options=sharding.options_of_compiler(jax.default_backend()))
         start = time.perf_counter()
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
         self.compile_seconds = round(time.perf_counter() - start, 2)

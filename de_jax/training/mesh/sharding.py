@@ -45,8 +45,18 @@ DEFAULT_RULES: Rules = {
     ".*/(out|wo)/lora_b/kernel": (None, "fsdp"),
 }
 """Tables, kernels in and kernels out, whatever the encoder; norms, biases and position scores are small and lie everywhere."""
-CPU_OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-"""A step in the order that holds least: a quarter less scratch memory, in the same time, with the same bits."""
+
+
+def options_of_compiler(platform: str) -> dict[str, Any] | None:
+    """How a step is compiled; None as JAX does.
+
+    On a CPU in the order that holds least: a quarter less scratch memory, in the same time, with the same bits. LLVM's first level
+    compiles it in a fifth less time than its third, and it is as fast; without any level it takes twice as long.
+    """
+    if platform != "cpu":
+        return None
+    level = {} if jax.config.read("jax_disable_most_optimizations") else {"xla_backend_optimization_level": 1}
+    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", **level}
 
 
 @checked
@@ -239,14 +249,13 @@ class CompiledStep(NamedTuple):
 
 def compiled_step(train_step: Any, shardings: TrainState, mesh: Mesh) -> CompiledStep:
     """`train_step` under jit on the mesh; the state is donated. What `functools.partial` bound to it are arguments of it."""
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
     numbers = tuple(getattr(train_step, "keywords", {}).values())
     program = jax.jit(
         traced_on(mesh, getattr(train_step, "func", train_step)),
         in_shardings=(shardings, by_rows(mesh), *[replicated(mesh)] * len(numbers)),
         out_shardings=(shardings, replicated(mesh)),  # as it lay, so that nothing is compiled again
         donate_argnums=0,
-        compiler_options=CPU_OPTIONS if is_cpu else None,
+        compiler_options=options_of_compiler(mesh.devices.flat[0].platform),
     )
     return CompiledStep(program, numbers)
 
