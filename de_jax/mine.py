@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import command, recipe_file
+from de_jax import command
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
@@ -26,6 +26,7 @@ from de_jax.mining.mining_run import kept_as, made_of, mine_generation, mined_st
 from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
+from de_jax.training.run import recipe_file
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, continuing, load_run
 from de_jax.types import InputError

@@ -33,8 +33,8 @@ from de_jax.retrieval.index import array_of, check_finite
 from de_jax.retrieval.maxp import passages_of
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
+from de_jax.training.run.recipe_file import origins
 from de_jax.training.run.run_folder import Run, write_run
-from de_jax.training.run.run_settings import origins
 from de_jax.types import Array, Backend, FieldName, InputError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from de_jax import command, recipe_checks, recipe_file
+from de_jax import command, recipe_checks
 from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
@@ -37,7 +37,7 @@ from de_jax.training.hooks.collapse import WatchForCollapse
 from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.mesh.distributed import StopOnSignal
-from de_jax.training.run import run_log, wandb_log
+from de_jax.training.run import recipe_file, run_log, wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Hook, Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session

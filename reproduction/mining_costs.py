@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.negatives.generations import Generation, open_newest, read
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.training.run.run_settings import read_recipe_file
 
 ROWS = {
     "docs_per_second": "documents encoded a second",

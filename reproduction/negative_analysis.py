@@ -18,8 +18,8 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.losses.mined import ance
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_folder import Run
-from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 from reproduction.embedding_analysis import rounded, summary

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from de_jax import command, configurables, recipe_file
+from de_jax import command, configurables
 from de_jax.data.sources.options import Share
 from de_jax.data.text.sides import Side
 from de_jax.doc2query import generator_run
@@ -34,7 +34,7 @@ from de_jax.settings import Seed, check_call, check_fields, name_of
 from de_jax.training.hooks.faults import Explanation
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.mesh.distributed import StopOnSignal
-from de_jax.training.run import language_model
+from de_jax.training.run import language_model, recipe_file
 from de_jax.training.run.run_folder import only_trainer, write_run
 from de_jax.training.run.settings import Logging, Optimization, settings_group
 from de_jax.types import Array, InputError, Params

@@ -39,7 +39,7 @@ TRAINING = Rule((*DATA.layers, "losses", "models"), ("jax", "numpy", "jaxtyping"
 ABOVE_TRAINING = Rule((*DATA.layers, "losses", "models", "training"), ("jax", "numpy", "jaxtyping"), ("scipy", "safetensors"))
 CONCERN = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval", "mining"))
 PROCESS = Rule(
-    (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_checks", "recipe_file"),
+    (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_checks"),
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {  # of "de_jax": when they are used, see below
@@ -100,7 +100,6 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
-    "de_jax.recipe_file": Rule(("types", "settings", "files", "training")),
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),

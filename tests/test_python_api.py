@@ -27,8 +27,8 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
+from de_jax.training.run.recipe_file import origins
 from de_jax.training.run.run_folder import load_run, write_run
-from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,9 +18,9 @@ from de_jax.reports import plots
 from de_jax.settings import LocalPath
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_folder import DATA_REPORT_FILE, Run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.training.run.run_settings import read_recipe_file
 
 RUN = "report of a run"
 """The kind of a folder."""

@@ -26,8 +26,8 @@ from de_jax.models import lora
 from de_jax.models.tower import EncoderConfig
 from de_jax.settings import Maybe, NonNegativeFloat, Record, Size, map_of, some_text
 from de_jax.training.optim import paths
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_folder import RUN, Run, load_adapters
-from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 

@@ -25,8 +25,9 @@ from de_jax.evaluation.task import settings_of_run
 from de_jax.files.reading import read_json
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
+from de_jax.training.run.loop import environments
+from de_jax.training.run.recipe_file import origins, read_recipe_file
 from de_jax.training.run.run_folder import DATA_REPORT_FILE, Run
-from de_jax.training.run.run_settings import environments, origins, read_recipe_file, trained_with
 from de_jax.types import InputError
 
 LIBRARY = {"sentence_transformers": "sentence-transformers", "onnx": "sentence-transformers", "peft": "peft"}
@@ -277,6 +278,15 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
     whole = json.dumps(_without_paths(recipe), indent=2, ensure_ascii=False)
     folded = f"<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
     return f"{_table(('setting', 'value'), rows)}\n\n{folded}"
+
+
+def trained_with(records: list[dict[str, Any]]) -> str:
+    """The environments in words: "de_jax 0.2.0, Python 3.11.7, jax 0.10.2 on 1 x cpu"."""
+    told = (
+        f"de_jax {one['de_jax']}, Python {one['python']}, jax {one['jax']} on {one['num_devices']} x {one['device']}"
+        for one in records
+    )
+    return "; then ".join(dict.fromkeys(told))
 
 
 def _verdict(run: Run) -> str:

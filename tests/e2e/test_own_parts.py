@@ -11,7 +11,7 @@ import pytest
 import toy_run
 
 import de_jax
-from de_jax import command, configurables, recipe_file
+from de_jax import command, configurables
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.models import dual_encoder
@@ -19,6 +19,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Logging, Optimization, Recipe
 from de_jax.training.mesh.sharding import make_mesh
+from de_jax.training.run import recipe_file
 from de_jax.types import InputError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"

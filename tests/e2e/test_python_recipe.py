@@ -12,7 +12,7 @@ import pytest
 import toy_run
 
 import de_jax
-from de_jax import command, recipe_file, trainer
+from de_jax import command, trainer
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.models.dual_encoder import DualEncoder
@@ -20,10 +20,10 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Logging, Optimization, Recipe
 from de_jax.training.mesh.sharding import make_mesh
-from de_jax.training.run import wandb_log
+from de_jax.training.run import recipe_file, wandb_log
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_folder import load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.types import InputError
 
 

@@ -17,14 +17,15 @@ import toy_run
 from toy_run import arguments
 
 import de_jax
-from de_jax import cli, command, recipe_file
+from de_jax import cli, command
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.doc2query import generator_run
 from de_jax.recipe import Logging, Optimization, Recipe
+from de_jax.reports import model_card
 from de_jax.settings import bound
 from de_jax.training.mesh.distributed import StopOnSignal
-from de_jax.training.run import run_settings
+from de_jax.training.run import loop, recipe_file
 from de_jax.training.run.checkpoint import Checkpoints, end_of
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
@@ -265,17 +266,17 @@ def test_a_run_reports_what_its_data_became(finished_run):
 
 def test_a_run_says_what_it_was_trained_with_and_that_it_continues_elsewhere(finished_run, dataset_dir, tmp_path, monkeypatch):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    (first,) = run_settings.environments(run_dir)
-    assert first == {"from_step": 0, **run_settings.environment()}
+    (first,) = loop.environments(run_dir)
+    assert first == {"from_step": 0, **loop.environment()}
     with contextlib.closing(Checkpoints(run_dir / "checkpoints")) as checkpoints:
-        assert checkpoints.beside(20)["environment"] == run_settings.environment()
-    other = {**run_settings.environment(), "jax": "0.0.1"}
-    monkeypatch.setattr(run_settings, "environment", lambda: other)
+        assert checkpoints.beside(20)["environment"] == loop.environment()
+    other = {**loop.environment(), "jax": "0.0.1"}
+    monkeypatch.setattr(loop, "environment", lambda: other)
     with pytest.warns(UserWarning, match=rf"continues elsewhere \(jax {re.escape(first['jax'])} is now 0\.0\.1\), so its bits may"):
         cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=22"])
-    assert run_settings.environments(run_dir) == [first, {"from_step": 20, **other}]
-    assert run_settings.environments(run_dir, 19) == [first]
-    assert run_settings.trained_with([first]).startswith(f"de_jax {de_jax.__version__}, Python ")
+    assert loop.environments(run_dir) == [first, {"from_step": 20, **other}]
+    assert loop.environments(run_dir, 19) == [first]
+    assert model_card.trained_with([first]).startswith(f"de_jax {de_jax.__version__}, Python ")
 
 
 @pytest.mark.parametrize("setting", ["Optimization.frozen=('doc/.*',)", "Optimization.optimizer=adamw"])

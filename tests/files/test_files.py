@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from de_jax import command, recipe_file
+from de_jax import command
 from de_jax.data.expansion import generated_queries
 from de_jax.files import addresses, folders, outputs, reading
-from de_jax.training.run import run_log
+from de_jax.training.run import recipe_file, run_log
 from de_jax.types import InputError
 
 HOLDERS, TIMES = 4, 25

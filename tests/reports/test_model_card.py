@@ -12,12 +12,12 @@ import pytest
 import tiny_run
 
 import de_jax
-from de_jax import cli, recipe_file
+from de_jax import cli
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.files.outputs import write_json
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
-from de_jax.training.run import run_settings
+from de_jax.training.run import loop, recipe_file
 from de_jax.training.run.run_folder import load_run, write_run
 from de_jax.types import InputError
 
@@ -43,7 +43,7 @@ def run_dir(tmp_path_factory, dataset_dir):
         "initialization": {"type": "x.Initialization", "seed": 3, "init_from": "/home/someone/models/e5-base"},
     }
     (folder / "recipe.json").write_text(json.dumps(recipe))
-    run_settings.keep_environment(folder, 0, None)
+    loop.keep_environment(folder, 0, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         (task,) = beir_tasks(dataset_dir, "test")
@@ -144,7 +144,7 @@ def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_thi
     assert '`de_jax.losses.in_batch.samtone` with `temperature = 0.05`, `same_tower = "query"`.' in card.text
     assert "| learning rate | `0.02` |" in card.text
     assert "| optimizer | `adafactor` |" in card.text
-    assert f"| trained with | {run_settings.trained_with(run_settings.environments(run_dir))} |" in card.text
+    assert f"| trained with | {model_card.trained_with(loop.environments(run_dir))} |" in card.text
     report = json.loads(next((run_dir / "evaluations").glob("*/result.json")).read_text())
     low, high = report["intervals"]["dense"]["ndcg@10"]
     assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text
@@ -208,11 +208,11 @@ def test_a_run_of_an_imported_model_names_it(run_dir, tmp_path):
     run = load_run(run_dir, 7)
     described = {"model": run.model, "query": run.query, "doc": run.doc}
     write_run(tmp_path / "imported", run.params, **described, origin=["intfloat/e5-base"])
-    assert run_settings.origins(tmp_path / "imported") == ["intfloat/e5-base"]
+    assert recipe_file.origins(tmp_path / "imported") == ["intfloat/e5-base"]
     assert ", written by de_jax." in model_card.model_card(load_run(tmp_path / "imported"), "safetensors", name="imported")
     write_run(tmp_path / "tuned", run.params, **described)
     (tmp_path / "tuned" / "recipe.json").write_text(json.dumps({"initialization": {"init_from": str(tmp_path / "imported")}}))
-    assert run_settings.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
+    assert recipe_file.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
     text = model_card.model_card(load_run(tmp_path / "tuned"), "safetensors", name="tuned")
     assert "| started from | `intfloat/e5-base` |" in text
     assert ", trained with de_jax." in text

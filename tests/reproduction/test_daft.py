@@ -12,9 +12,9 @@ from pretrained_folders import WORDS, write_sentence_transformer
 from de_jax import cli, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
+from de_jax.training.run.recipe_file import origins
 from de_jax.training.run.run_folder import complete_steps, load_run
 from de_jax.training.run.run_log import read_metrics
-from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
 from reproduction import daft, verbs
 

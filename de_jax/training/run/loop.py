@@ -8,26 +8,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import platform
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from de_jax import __version__
 from de_jax.data.batches.prefetch import prefetch
-from de_jax.files import addresses
+from de_jax.files import addresses, outputs, reading
+from de_jax.settings import Count, Record, list_of
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, plan, sharding
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
-from de_jax.training.run import run_log, run_settings
+from de_jax.training.run import run_log
 from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints, read_base, write_base
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.training.run.wandb_log import wandb_sink
 from de_jax.types import Batches, InputError, Params, TrainState, TrainStep
+
+ENVIRONMENT_FILE = "environment.json"
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_RECORDS = list_of(Record({"from_step": Count}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +157,7 @@ class Session:
             self.checkpoints,
             every_steps=self.training.logging.save_every_steps,
             num_steps=self.training.optimization.num_steps,
-            beside=lambda: {"log": log.unfinished(), ENDED: ended(), "environment": run_settings.environment(), **beside()},
+            beside=lambda: {"log": log.unfinished(), ENDED: ended(), "environment": environment(), **beside()},
             asked_to_stop=asked_to_stop,
         )
 
@@ -160,7 +169,7 @@ class Session:
         """
         batches, mesh = self.training.batches, self.training.mesh
         if distributed.is_first():
-            run_settings.keep_environment(self.run_dir, self.start_step, self.beside.get("environment"))
+            keep_environment(self.run_dir, self.start_step, self.beside.get("environment"))
         step_fn = run_log.naming_shapes(self._step_fn) if distributed.is_first() else self._step_fn
         with self._terminate.interruptible():
             return fit(
@@ -252,3 +261,42 @@ def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any
 def _shardings(like: TrainState) -> TrainState:
     shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, like)
     return shardings
+
+
+def environment() -> dict[str, Any]:
+    """What decides the bits of an update beside the settings: versions, devices and the number of processes."""
+    versions = {name: metadata.version(name) for name in _PACKAGES}
+    return {
+        "de_jax": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "device": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
+        "machine": platform.machine(),
+    }
+
+
+def environments(run_dir: Path, step: int | None = None) -> list[dict[str, Any]]:
+    """The environments of a run up to a step, each with the step `from_step` that it began at; none for runs of before 0.2.
+
+    Raises:
+        InputError: `environment.json` is damaged.
+    """
+    path = run_dir / ENVIRONMENT_FILE
+    found: list[dict[str, Any]] = reading.read_json(path, _RECORDS) if path.is_file() else []
+    return [one for one in found if step is None or one["from_step"] <= step]
+
+
+def keep_environment(run_dir: Path, start_step: int, before: dict[str, Any] | None) -> None:
+    """Adds the environment of a start to `environment.json`; warns if it differs from that of the checkpoint continued from."""
+    here = environment()
+    changed = [f"{name} {before.get(name)} is now {value}" for name, value in here.items() if before and before.get(name) != value]
+    if changed:
+        warnings.warn(f"{run_dir} continues elsewhere ({', '.join(changed)}), so its bits may differ from then on.", stacklevel=2)
+    there = environments(run_dir)
+    records = [one for one in there if one["from_step"] < start_step]
+    if not records or {**records[-1], **here} != records[-1]:
+        records.append({"from_step": start_step, **here})
+    if records != there:
+        outputs.write_json(run_dir / ENVIRONMENT_FILE, records)

@@ -17,8 +17,8 @@ from typing import Any
 from de_jax.files import reading
 from de_jax.files.outputs import write_json
 from de_jax.settings import Record, needs, some_text
+from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_log import Sink
-from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.types import InputError
 
 ID_FILE = "wandb.json"

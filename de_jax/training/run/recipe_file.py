@@ -15,10 +15,9 @@ from typing import Any
 
 from de_jax.files import addresses, reading
 from de_jax.files.outputs import write_json
-from de_jax.settings import ABSENT, is_config, map_of, settings_of, with_values
+from de_jax.settings import ABSENT, Record, is_config, list_of, map_of, settings_of, with_values
 from de_jax.training.mesh import distributed
-from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
-from de_jax.training.run.run_settings import read_recipe_file
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, ORIGIN_FILE, RECIPE_FILE, RUN, complete_steps
 from de_jax.types import InputError
 
 MOST_ENTRIES = 1000
@@ -26,6 +25,8 @@ MOST_ENTRIES = 1000
 _PACKAGE = __name__.partition(".")[0]
 _MOVED = {f"{_PACKAGE}.data.sources.table_pairs.table_pairs": f"{_PACKAGE}.data.sources.pair_store.table_pairs"}
 """Functions and classes that recipes of before name where they were."""
+_CLOSURE, _OPENS = "pretrained_tokenizer.<locals>.tokenizer", f"{_PACKAGE}.interop.fine_tuning.tokenizer_of"
+"""The place of a model's tokenizer, before and now."""
 
 
 def to_json(value: Any) -> Any:
@@ -65,6 +66,36 @@ def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
         raise InputError(f"{path} does not exist; give the folder of a run, or a file of Recipe.save.")
     read = _Reader(str(path), allow_imports, (found.get("initialization") or found).get("seed"))
     return read.value({name: value for name, value in found.items() if name not in given}, "recipe", **given)
+
+
+def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
+    """The recipe of a run, as `recipe_file.to_json` gives it; None for a folder without one, such as an imported model.
+
+    Raises:
+        InputError: recipe.json is damaged.
+    """
+    path = Path(run_dir) / RECIPE_FILE
+    found: dict[str, Any] | None = reading.read_json(path, map_of(Any)) if path.is_file() else None
+    return found and _of_today(found)
+
+
+def origins(run_dir: str | Path) -> list[str]:
+    """The models that a run's first parameters are from, runs in between passed through; none for random parameters.
+
+    Raises:
+        InputError: a description that is damaged.
+    """
+    run_dir = addresses.path_of(str(run_dir)) if addresses.is_bucket(run_dir) else Path(run_dir)
+    if not RUN.is_in(run_dir):
+        return [addresses.address_of(run_dir) or str(run_dir)]
+    found: list[str] = []
+    if (run_dir / ORIGIN_FILE).is_file():
+        found = reading.read_json(run_dir / ORIGIN_FILE, Record({"from": list_of(str)}))["from"]
+    elif (recipe := read_recipe_file(run_dir)) and isinstance(start := recipe.get("initialization"), dict):
+        init_from = start.get("init_from")
+        values = init_from.values() if isinstance(init_from, dict) else [init_from]
+        found = [value for value in values if isinstance(value, str)]
+    return list(dict.fromkeys(source for one in found for source in (origins(one) if Path(one) != run_dir else [])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +238,22 @@ def _seeded(value: Any, seed: int, before: Any) -> Any:
         new["seed"] = seed if before.get("seed") is None else before["seed"]
     changed = {name: entry for name, entry in new.items() if entry is not own[name]}
     return with_values(value, **changed) if changed else value
+
+
+def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with the names that its settings have now."""
+    start, data = recipe.get("initialization") or {}, recipe.get("data") or {}
+    for source in (data.get("sources") or {"": data}).values():
+        source.pop("share", None)
+        options = source.get("options") or {}
+        if "num_for_both" in source:
+            options["num_for_both"] = source.pop("num_for_both")
+        for name, tower in (("tokenizer", "query"), ("doc_tokenizer", "doc")):
+            if str((options.get(name) or {}).get("function") if isinstance(options.get(name), dict) else "").endswith(_CLOSURE):
+                init_from = start.get("init_from")
+                model = init_from.get(tower) if isinstance(init_from, dict) else init_from
+                options[name] = {"function": _OPENS, "source": model, "tower": tower}
+    return recipe
 
 
 def _equal(value: Any, default: Any) -> bool:

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from de_jax import recipe_file
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
@@ -21,6 +20,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import HardNegatives, Initialization, Optimization, Recipe
 from de_jax.settings import bound
+from de_jax.training.run import recipe_file
 from de_jax.types import InputError
 
 TOWER = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
