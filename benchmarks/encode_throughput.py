@@ -30,7 +30,7 @@ from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
-from de_jax.retrieval.micro_batches import Store
+from de_jax.retrieval.encode import Store
 from de_jax.training.mesh import plan
 from de_jax.types import InputError
 

@@ -31,8 +31,9 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax import command
+from de_jax.retrieval.encode import aligned
 from de_jax.retrieval.faiss_index import FaissIndex
-from de_jax.retrieval.index import ExactIndex, aligned
+from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.index_settings import Device, IndexSettings
 from de_jax.types import InputError, Ranking
 

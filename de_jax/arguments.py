@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from de_jax.flags import Bindings, Line, rules
 from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.settings import LocalPath, NonNegativeFloat, PositiveInt, Range, Share
-from de_jax.types import Backend, FieldName, InputError
+from de_jax.types import Backend, Dtype, FieldName, InputError
 
 if TYPE_CHECKING:
     from de_jax.data.text.sides import Side
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from de_jax.retrieval.parts import Part
     from de_jax.training.run.run_folder import Run
 
-Dtype = Literal["float32", "bfloat16"]
-AnyDtype = Literal["auto", "float32", "bfloat16"]
+AnyDtype = Literal["auto", Dtype]
 Form = Literal["views", "typical", "typical_as_is", "document"]
 Port = Annotated[int, Range(1, 65535)]
 
@@ -351,10 +350,10 @@ def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
         return "float32"
     if dtype != "auto":
         return dtype
-    from de_jax.models import processor
+    from de_jax.training.mesh import sharding
 
-    chosen = processor.fast_dtype()
-    print(f"encoding in {chosen}, chosen for this device ({processor.family()}); --dtype sets it", file=sys.stderr)
+    chosen = sharding.fast_dtype()
+    print(f"encoding in {chosen}, chosen for this device ({sharding.family()}); --dtype sets it", file=sys.stderr)
     return chosen
 
 

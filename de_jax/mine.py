@@ -24,8 +24,9 @@ from de_jax.files import addresses, folders
 from de_jax.mining.miner import Miner, encode_docs
 from de_jax.mining.mining_run import kept_as, made_of, mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings
 from de_jax.retrieval.parts import Part
+from de_jax.training.mesh import sharding
 from de_jax.training.run import recipe_file
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, continuing, load_run
@@ -42,7 +43,7 @@ def mine(
     step: int | None = None,
     poll_seconds: float = 5.0,
     dtype: str | None = "auto",
-    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD,
 ) -> Iterator[Generation]:
     """Yields a generation mined by the run's newest checkpoint, then by each newer one; ends with the run.
 
@@ -58,7 +59,7 @@ def mine(
         step: that checkpoint, with `once`; None for the newest.
         poll_seconds: between two looks for a newer checkpoint.
         dtype: of matrix products in encoding, see `de_jax.load`.
-        texts_per_shard: see `encode.encode_to_dir`.
+        texts_per_shard: see `corpus_embeddings.encode_to_dir`.
 
     Raises:
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
@@ -115,7 +116,7 @@ class _Mining(NamedTuple):
     miner: Miner
     first_seen: int  # the newest checkpoint at the start
     poll_seconds: float
-    texts_per_shard: int = encode.TEXTS_PER_SHARD
+    texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD
     dtype: str | None = None  # of matrix products; the run's own
 
     def refresh(self) -> None:
@@ -126,7 +127,7 @@ class _Mining(NamedTuple):
 
     def load(self, step: int | None) -> Run:
         """The run with a checkpoint, if its towers know the tokens of the stores."""
-        run = load_run(self.run_dir, step, dtype=self.dtype)
+        run = load_run(self.run_dir, step, dtype=sharding.precision(self.dtype))
         for tower, side in (("query", self.data.query), ("doc", self.data.doc)):
             if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
                 raise InputError(

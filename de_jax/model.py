@@ -184,7 +184,8 @@ class Model:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
-        self.encoding = run._replace(model=run.model.with_dtype("float32" if run.backend.startswith("onnx") else dtype))
+        dtype = "float32" if run.backend.startswith("onnx") else sharding.precision(dtype)
+        self.encoding = run._replace(model=run.model.with_dtype(dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __repr__(self) -> str:
@@ -397,21 +398,23 @@ class Model:
                 "dimension."
             )
         check_value("prompt", prompt, str | None)
-        tokenizer = with_prompt(self.run.side(tower).tokenizer, prompt)
+        side = self.run.doc if tower == "doc" else self.run.query
+        tokenizer = with_prompt(side.tokenizer, prompt)
         self.run.model.check_tokenizer(tower, tokenizer)
-        found = self._embeddings(tower, tokenized(_checked_texts(texts), tokenizer), batch_tokens, progress)
+        store = tokenized(_checked_texts(texts), tokenizer)
+        found = self._embeddings(tower, store, side.max_length, batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
             codes = quantization.quantize(flat, precision, ranges if len(flat) else np.zeros((2, self.embedding_dim)))
             found = codes.reshape(*found.shape[:-1], codes.shape[-1])
         return found[0] if isinstance(texts, str) else found
 
-    def _embeddings(self, tower: str, store: TokenStore, batch_tokens: int | None, progress: bool) -> np.ndarray:
+    def _embeddings(self, tower: str, store: TokenStore, max_length: int, batch_tokens: int | None, progress: bool) -> np.ndarray:
         if not store.num_texts:
             axes = (self.max_passages,) if tower == "doc" and self.max_passages > 1 else ()
             return np.zeros((0, *axes, self.embedding_dim), np.float32)
         passages = passages_of(self.run, store) if tower == "doc" else None
-        max_length, read = self.run.side(tower).max_length, passages or store
+        read = passages or store
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:
             batching = {"tokens_per_batch": int(batch_tokens)}

@@ -27,6 +27,9 @@ Array = Any
 Params = dict[str, Any]
 """{"query": {...}, "doc": {...}, "shared": {...}}: the parts each tower owns and the parts both use; empty ones are absent."""
 
+Dtype = Literal["float32", "bfloat16"]
+"""Of matrix products."""
+
 Backend = Literal["jax", "onnx", "onnx-int8", "openvino"]
 """What computes a tower that encodes: JAX, onnxruntime in float32 or in int8, or OpenVINO; all but JAX on the CPU."""
 

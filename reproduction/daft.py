@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from de_jax.arguments import Dtype
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
@@ -21,7 +20,7 @@ from de_jax.reports import plots
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from de_jax.trainer import first_params, train
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
-from de_jax.types import InputError
+from de_jax.types import Dtype, InputError
 from reproduction import daft_report
 
 MAX_DRAWN = 300

@@ -16,7 +16,7 @@ from de_jax.data.negatives.generations import Generation, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.losses.mined import ance
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings, encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.recipe_file import read_recipe_file
 from de_jax.training.run.run_folder import Run
@@ -154,7 +154,7 @@ def analyse(
             norms = grad_norms.group_norms(run.params, patterns)
             gradients_of = make_gradients_of(run.model, functools.partial(ance, temperature=temperature), norms)
         texts = sample.texts
-        docs = open_embeddings(encode.cached_docs(run, texts.passages or texts.doc_store, texts.name))[1]
+        docs = open_embeddings(corpus_embeddings.cached_docs(run, texts.passages or texts.doc_store, texts.name))[1]
         queries = encode.queries(run, texts.query_store, rows=sample.pairs[:, 0])
         places, measured = places_of(queries, docs, sample), {}
         progress()

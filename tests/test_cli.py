@@ -11,11 +11,10 @@ import typing
 import pytest
 
 import de_jax
-from de_jax import arguments, cli, command, gin_settings, settings
+from de_jax import cli, command, gin_settings, settings
 from de_jax.data.text import msmarco
 from de_jax.interop import export, huggingface
-from de_jax.models import processor
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings
 from de_jax.tools import doc2query
 from de_jax.types import InputError
 
@@ -138,15 +137,13 @@ def test_choices_of_flags_are_those_of_the_library():
         hint = next(flag.hint for flag in cli.command_of(verb).flags if flag.name == name)
         return typing.get_args(next((one for one in typing.get_args(hint) if typing.get_origin(one) is typing.Literal), hint))
 
-    assert arguments.Dtype == processor.Dtype
-    assert typing.get_args(arguments.AnyDtype) == ("auto", *typing.get_args(processor.Dtype))
     assert set(choices("export model", "format")) == set(export.FORMATS)
     assert choices("import model", "pooling") == tuple(huggingface.POOLING)
     assert choices("evaluate msmarco", "kind") == msmarco.KINDS
     assert choices("doc2query train", "size") == tuple(doc2query.SIZES)
     for verb in ("encode corpus", "mine", "mine pairs"):
         (texts_per_shard,) = [flag.default for flag in cli.command_of(verb).flags if flag.name == "texts_per_shard"]
-        assert texts_per_shard == encode.TEXTS_PER_SHARD
+        assert texts_per_shard == corpus_embeddings.TEXTS_PER_SHARD
 
 
 @pytest.mark.parametrize("verb", ["fine_tune", "tune", "lighten", "plan", "doc2query train", "doc2query generate"])

@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 
+import pretrained_folders
 import pytest
 
 WORDS = ("apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder")
-MOST_FILES = {"batch": 10, "train": 41}
-"""From a csv, tokenized before, to a batch; and to the end of a training of two updates."""
+MOST_FILES = {"batch": 10, "train": 40, "load": 20}
+"""From a csv, tokenized before, to a batch; to the end of a training of two updates; from a folder of a model to an embedding."""
+ON_THE_WAY = {"batch": "data/batches/pair_batches.py", "train": "training/step/train_step.py", "load": "interop/any_model.py"}
 
 WALK = """
 import json, os, sys, tempfile, threading
@@ -28,7 +30,7 @@ from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Optimization
 from de_jax.training.optim.optimizer import adamw
 
-journey, csv, tokenizer = sys.argv[1:]
+journey, csv, tokenizer, model = sys.argv[1:]
 options = PairsOptions(tokenizer=tokenizer, batch_size=8, max_query_length=16, max_doc_length=32, cache_dir=tempfile.mkdtemp())
 data = partial(table_pairs, csv, options=options)
 
@@ -48,6 +50,10 @@ def train():
     de_jax.train(recipe, tempfile.mkdtemp())
 
 
+def load():
+    de_jax.load(model).encode_query(["how do I open a file?"])
+
+
 root, files = os.path.dirname(de_jax.__file__) + os.sep, set()
 
 
@@ -57,7 +63,7 @@ def see(frame, *_):  # asked of each call alone, as it returns no function for t
         files.add(code.co_filename.removeprefix(root))
 
 
-walk = {"batch": batch, "train": train}[journey]
+walk = {"batch": batch, "train": train, "load": load}[journey]
 walk()
 threading.settrace(see)
 sys.settrace(see)
@@ -72,8 +78,10 @@ print(json.dumps(sorted(files)))
 def test_a_journey_enters_no_more_files_than_it_did(journey, spiece, tmp_path):
     rows = [f"{WORDS[i % 8]} {i},the {WORDS[i % 8]} {i} and {WORDS[3 * i % 8]} falls\n" for i in range(64)]
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(rows))
-    command = [sys.executable, "-c", WALK, journey, str(tmp_path / "qa.csv"), str(spiece)]
+    if journey == "load":
+        pretrained_folders.write_sentence_transformer(tmp_path / "model", "bert")
+    command = [sys.executable, "-c", WALK, journey, str(tmp_path / "qa.csv"), str(spiece), str(tmp_path / "model")]
     walked = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     files = json.loads(walked.stdout.splitlines()[-1])
-    assert "data/batches/pair_batches.py" in files
+    assert ON_THE_WAY[journey] in files
     assert len(files) <= MOST_FILES[journey], "\n".join(files)

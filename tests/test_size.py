@@ -15,15 +15,15 @@ MOST = {
     "de_jax/interop": 4850,
     "de_jax/losses": 1820,
     "de_jax/mining": 1360,
-    "de_jax/models": 3860,
+    "de_jax/models": 3810,
     "de_jax/reports": 770,
     "de_jax/retrieval": 2920,
-    "de_jax/training": 4930,
+    "de_jax/training": 5165,
     "tasks": 750,
     "tools": 2650,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5950
+AT_THE_ROOT = 5715
 
 
 def lines(paths):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 
 from de_jax import command
-from de_jax.arguments import Dtype, Shards
+from de_jax.arguments import Shards
 from de_jax.data.expansion.generated_queries import write_released
 from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
@@ -34,7 +34,7 @@ from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveIn
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
-from de_jax.types import InputError
+from de_jax.types import Dtype, InputError
 
 SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
     "tiny": T5Config(model_dim=256, num_layers=2, num_heads=4, head_dim=32, mlp_dim=512),

@@ -14,7 +14,7 @@ from de_jax.files.outputs import progress_bar
 from de_jax.flags import Line, rules
 from de_jax.mining import guide, teacher
 from de_jax.model import load
-from de_jax.retrieval import encode, expanded_search
+from de_jax.retrieval import corpus_embeddings, encode, expanded_search
 from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.settings import LocalPath, PositiveInt
@@ -83,7 +83,7 @@ def encode_corpus(
         if expanded and expanded.is_typical:
             expanded_search.typical_to_dir(run, docs, texts, out_dir, normalize=expanded.normalizes(run), **options)
         else:
-            encode.docs_to_dir(run, texts, out_dir, part=part, **options)
+            corpus_embeddings.docs_to_dir(run, texts, out_dir, part=part, **options)
     if part:
         return {"shard": str(part)}
     _, embeddings, _ = open_embeddings(out_dir)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from de_jax.arguments import Checkpoint, Dtype, changed_side
+from de_jax.arguments import Checkpoint, changed_side
 from de_jax.evaluation import latency
 from de_jax.flags import rules
 from de_jax.interop import any_model, hub
@@ -18,7 +18,7 @@ from de_jax.interop.pretrained import paired, side_of
 from de_jax.reports import model_card, tables
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import write_run
-from de_jax.types import FieldName
+from de_jax.types import Dtype, FieldName
 
 
 def import_model(

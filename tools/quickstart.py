@@ -17,7 +17,7 @@ from de_jax.evaluation.task import Policy, Task, beir_tasks, bm25_results, encod
 from de_jax.files import outputs, reading
 from de_jax.recipe import Recipe
 from de_jax.reports import plots, tables
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.searcher import Searcher
@@ -134,7 +134,7 @@ def _means(found: Results, task: Task) -> dict[str, float]:
 
 def _show_searches(run: Run, dataset_dir: Path, dataset: beir.Dataset) -> None:
     _, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
-    ids, embeddings, _ = open_embeddings(encode.cached_docs(run, docs, dataset.name))
+    ids, embeddings, _ = open_embeddings(corpus_embeddings.cached_docs(run, docs, dataset.name))
     searcher = Searcher(run, ids, ExactIndex(embeddings, ids), dict(zip(dataset.docs.ids, dataset.docs.texts, strict=True)))
     for query in EXAMPLES:
         _say(f"\n{query}")

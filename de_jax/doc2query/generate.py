@@ -21,7 +21,7 @@ from de_jax.files import addresses, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
-from de_jax.retrieval.micro_batches import Store
+from de_jax.retrieval.encode import Store
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed
 from de_jax.training.mesh import sharding

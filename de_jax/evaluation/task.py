@@ -21,7 +21,7 @@ from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.report import KIND, Report, keep, kept_report
 from de_jax.files import folders, outputs, reading
 from de_jax.files.outputs import progress_bar
-from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
@@ -131,7 +131,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     store = passages or doc_store
     with progress_bar(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
         name = task.corpus.parent.name  # several tasks share a corpus
-        folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
+        folder = corpus_embeddings.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
     if passages and policy.expansion and policy.expansion.is_typical:
         docs = expanded_.typical(docs, passages.doc_rows, normalize=policy.expansion.normalizes(run))

@@ -12,7 +12,7 @@ from de_jax.data.stores.corpus import KINDS, TokenStore, build_token_store, open
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
 from de_jax.mining.teacher import spelt
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings, encode
 from de_jax.retrieval.encode import Progress
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
@@ -82,7 +82,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
         for kind, store in texts.stores.items():
             tower = _TOWERS[kind]
             options: dict[str, Any] = {"max_length": run.side(tower).max_length, "model_hash": encode.tower_hash(run, tower)}
-            encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / kind, progress=progress, **options)
+            corpus_embeddings.encode_to_dir(encode.encode_fn(run, tower), store, folder / kind, progress=progress, **options)
         GUIDE.complete(folder, said, folders.names(folder))
 
 

@@ -21,7 +21,7 @@ from de_jax.data.text.near_duplicates import Resemblances
 from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_lines
 from de_jax.mining.choose import SEEN_DEPTH, Filters, IsDuplicate, Mining, TeacherScore, choose, moved
-from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
 from de_jax.retrieval.index import ExactIndex, Index
@@ -107,16 +107,16 @@ def embed(
     texts: TrainingPairs,
     *,
     keep_as: str | None,
-    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD,
 ) -> Embedded:
     """Encodes all documents and the queries that are trained on, with a bar.
 
     Args:
         run: its towers and parameters.
         texts: of the training pairs.
-        keep_as: the name of the documents' embeddings in the run's folder (`encode.cached_docs`). After a kill, the same call
-            continues with them. None keeps the embeddings only in memory.
-        texts_per_shard: see `encode.encode_to_dir`.
+        keep_as: the name of the documents' embeddings in the run's folder, see `corpus_embeddings`. After a kill, the same
+            call continues with them. None keeps the embeddings only in memory.
+        texts_per_shard: see `corpus_embeddings.encode_to_dir`.
     """
     clock = _Clock()
     if keep_as:
@@ -132,10 +132,10 @@ def embed(
 
 
 def encode_docs(run: Run, texts: TrainingPairs, keep_as: str, *, texts_per_shard: int, part: Part | None = None) -> Path:
-    """`encode.cached_docs` of all documents, or of a part, which the call without one joins; with a bar."""
+    """`corpus_embeddings.cached_docs` of all documents, or of a part, which the call without one joins; with a bar."""
     store = texts.passages or texts.doc_store
     with progress_bar(total=store.num_texts, desc=KEEPS, unit=" docs", delay=0.5, leave=False) as bar:
-        return encode.cached_docs(run, store, keep_as, part=part, texts_per_shard=texts_per_shard, progress=bar.update)
+        return corpus_embeddings.cached_docs(run, store, keep_as, part=part, texts_per_shard=texts_per_shard, progress=bar.update)
 
 
 def mine(

@@ -16,7 +16,7 @@ from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.files import addresses, folders, outputs, reading
 from de_jax.mining.miner import Miner, Score, embed, mine
-from de_jax.retrieval import encode
+from de_jax.retrieval import corpus_embeddings, encode
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_folder import Run
@@ -35,7 +35,7 @@ def mine_generation(
     *,
     source: str = "",
     score: Score | None = None,
-    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD,
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Generation | None:
     """Mines and writes the next generation. If several processes train, all of them call this, and the first one writes.
@@ -49,7 +49,7 @@ def mine_generation(
         miner: the settings of mining.
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
-        texts_per_shard: see `encode.encode_to_dir`.
+        texts_per_shard: see `corpus_embeddings.encode_to_dir`.
         facts: more for the manifest.
 
     Raises:
@@ -62,7 +62,8 @@ def mine_generation(
     previous = mined.newest()
     pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
     if embedded.folder is not None:
-        kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, kept_as(source))  # it may lie in another's
+        kept = embedded.folder.name  # it may lie in another's folder
+        own_dir = corpus_embeddings.embeddings_dir(run.run_dir, kept_as(source))
         folders.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
     mined_by = by_run(run.run_dir, mined.negatives_dir)
     own = {**mined.texts.hashes, **mined_by, **facts, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models import layers, processor
+from de_jax.models import layers
 from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
-from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig
+from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig, rounded_kernels
 from de_jax.settings import Range, Record, check_fields, hints, of_class
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
@@ -171,12 +171,12 @@ class DualEncoder:
         """
         dtype, own = {"query": self.query, "doc": self.doc}[tower].encoder.dtype, (tower, "shared")
         parts = {name: params[name] for name in own if name in params}
-        rounded = {name: processor.rounded_kernels(part.get("encoder", {}), dtype) for name, part in parts.items()}
+        rounded = {name: rounded_kernels(part.get("encoder", {}), dtype) for name, part in parts.items()}
         return {name: {**part, "encoder": rounded[name]} if "encoder" in part else part for name, part in parts.items()}
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:
-        """The same model, its products in "float32", "bfloat16" or for "auto" `processor.fast_dtype`; None for its own."""
-        return self if dtype is None else self._with_encoders(dtype=processor.fast_dtype() if dtype == "auto" else dtype)
+        """The same model, its products in "float32" or "bfloat16"; None for its own."""
+        return self if dtype is None else self._with_encoders(dtype=dtype)
 
     @property
     def dtype(self) -> str:

@@ -11,9 +11,9 @@ from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models.layers import stream_dtype
-from de_jax.models.processor import rounded_kernels
 from de_jax.models.t5 import T5Config, T5Encoder, TokenEmbedder
 from de_jax.models.t5_decoder import KeysValues, T5Decoder
+from de_jax.models.tower import rounded_kernels
 from de_jax.settings import PositiveInt, check_fields, of_class
 from de_jax.types import Array, Batch, InputError, Metrics, Params
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models import layers
 from de_jax.settings import NonNegativeInt, PositiveInt, check_fields
-from de_jax.types import Array, InputError
+from de_jax.types import Array, InputError, Params
 
 Part = Literal["embedder", "encoder", "projection"]
 PARTS: tuple[Part, ...] = ("embedder", "encoder", "projection")
@@ -191,6 +191,11 @@ def pool(
     count = jnp.maximum(jnp.sum(member, axis=2, keepdims=True), 1)
     summed = jnp.einsum("bsl,ble->bse", member.astype(hidden.dtype), hidden, precision="highest")
     return summed / (jnp.sqrt(count) if pooling == "mean_sqrt_len" else count)
+
+
+def rounded_kernels(params: Params, dtype: str) -> Params:
+    """The parameters with their kernels in the precision that they are multiplied in, so that no step need round them again."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, params)
 
 
 def l2_normalize(x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:

@@ -282,11 +282,8 @@ def _training(run: Run, recipe: dict[str, Any]) -> str:
 
 def trained_with(records: list[dict[str, Any]]) -> str:
     """The environments in words: "de_jax 0.2.0, Python 3.11.7, jax 0.10.2 on 1 x cpu"."""
-    told = (
-        f"de_jax {one['de_jax']}, Python {one['python']}, jax {one['jax']} on {one['num_devices']} x {one['device']}"
-        for one in records
-    )
-    return "; then ".join(dict.fromkeys(told))
+    words = "de_jax {de_jax}, Python {python}, jax {jax} on {num_devices} x {device}"
+    return "; then ".join(dict.fromkeys(words.format(**one) for one in records))
 
 
 def _verdict(run: Run) -> str:

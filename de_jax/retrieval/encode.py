@@ -1,4 +1,9 @@
-"""Texts to embeddings, the device busy while the host lays out and fetches; `micro_batches` chooses the shapes."""
+"""Texts to embeddings, the device busy while the host lays out and fetches; with little padding, in few shapes.
+
+Short texts are packed, several in a row; a single text has a narrow row. Longer ones have a row each and are taken longest
+first: a batch is as wide as its longest text, rounded up, and its number of rows follows from that width alone, so that each width
+is compiled once. Too few of them to fill a batch are packed with the short ones if they fit in such a row.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,22 @@ import collections
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.corpus import first_places, first_rows, text_hashes
+from de_jax.data.batches import layout
+from de_jax.data.stores.corpus import first_places, text_hashes
 from de_jax.data.text import input_policy
-from de_jax.files import folders, outputs
-from de_jax.retrieval import embedding_files, parts
-from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
-from de_jax.retrieval.index import aligned
-from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
-from de_jax.retrieval.parts import Part
+from de_jax.retrieval.embedding_files import EmbeddingWriter
+from de_jax.retrieval.index import ALIGNMENT
 from de_jax.retrieval.sessions import Session
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Array, InputError
+from de_jax.types import Array, InputError, Packed
 
 TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch of a device by jax backend; small ones stay in a processor's cache."""
@@ -34,13 +35,67 @@ SMALL_BATCH, SMALL_BATCH_STEP, SMALL_LENGTH_MULTIPLE = 64, 4, 32
 """For a few texts: tokens of the smallest micro-batch, the growth factor of the next ones, and the divisor of all widths."""
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
-TEXTS_PER_SHARD = 32768
-"""Texts that are laid out together."""
 
 EncodeFn = Callable[[Array, Array], Array]
 """Packed token ids [b, L] and lengths [b, S], int32, to embeddings [b, S, D]; jitted, with the parameters bound as arguments."""
 Progress = Callable[[int], object]
 """Called with the number of texts just finished; tqdm's `update` is one."""
+
+
+class Packing(NamedTuple):
+    """Texts of at most so many tokens are packed, into rows of so many tokens and at most so many texts."""
+
+    text: int
+    row: int
+    texts: int
+    sizes: int  # numbers of rows that a batch may have, up to a full one: few shapes, also from one call to the next
+    alone: int  # the least width of a single text
+
+
+SHORT = {"cpu": Packing(32, 64, 16, sizes=8, alone=16)}
+"""By backend. A CPU computes scores of all pairs of tokens in a row, and compiles in seconds."""
+SHORT_ACCELERATOR = Packing(256, 256, 64, sizes=1, alone=256)
+"""Nearly all texts take one shape, whose program compiles for tens of seconds."""
+NO_PACKING = Packing(0, 0, 1, sizes=8, alone=1)
+LENGTHS_PER_DOUBLING = {"cpu": 8}
+"""How many widths of longer texts there are by default between one power of two and the next, by backend."""
+LENGTHS_PER_DOUBLING_ACCELERATOR = 4
+TILE_ACCELERATOR = 8
+"""Accelerators compute in tiles of 8 rows, so widths between two multiples of it would gain nothing."""
+
+
+@runtime_checkable
+class Store(layout.Store, Protocol):
+    """The interface of tokenized texts for encoding, such as `de_jax.data.stores.corpus.TokenStore`."""
+
+    def lengths(self, max_length: int) -> np.ndarray:
+        """Tokens of each text after truncation, int32 [n]."""
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    num_texts: int
+    content_hash: str
+    tokenizer_fingerprint: str
+
+
+class MicroBatch(NamedTuple):
+    """One call of the encoder: which texts of the request, where each lies, and the shape; the other rows are filler."""
+
+    positions: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+    num_rows: int
+    row_length: int
+    max_texts: int
+
+    def tokens(self, store: Store, rows: np.ndarray, max_length: int) -> Packed:
+        """The texts of the batch, which are the `rows` of the store, cut to `max_length`."""
+        chosen = rows[self.positions]
+        padded = store.pad(chosen, max_length, self.row_length)
+        sizes = np.count_nonzero(padded, axis=1).astype(np.int32)
+        shape = {"num_rows": self.num_rows, "row_length": self.row_length, "max_texts": self.max_texts}
+        return layout.fill(padded, sizes, self.row, self.place, **shape)
 
 
 def encode(
@@ -61,7 +116,7 @@ def encode(
         max_length: tokens, special ones included; longer texts are cut.
         rows: which texts, in which order; all by default.
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
-        length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
+        length_multiple: see `padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
         writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
 
@@ -73,7 +128,7 @@ def encode(
         raise InputError("there is no text to encode; give a store with at least one.")
     if writer is None:  # else it is said once for all blocks
         tell_cut(store, rows, max_length)
-    tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
+    tokens_per_batch = checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
     firsts = first_places(text_hashes(store, max_length, rows))
     distinct, copies = np.flatnonzero(is_first := firsts == np.arange(len(rows))), np.flatnonzero(~is_first)
     lengths = store.lengths(max_length)[rows[distinct]]
@@ -99,131 +154,16 @@ def encode(
     return embeddings
 
 
-def encode_to_dir(
-    encode_fn: EncodeFn,
-    store: Store,
-    out_dir: str | Path,
-    *,
-    max_length: int,
-    model_hash: str,
-    tokens_per_batch: int | None = None,
-    length_multiple: int | None = None,
-    texts_per_shard: int = TEXTS_PER_SHARD,
-    known: tuple[embedding_files.Known, np.ndarray] | None = None,
-    part: Part | None = None,
-    progress: Progress = lambda texts: None,
-) -> None:
-    """Writes a store's embeddings to a folder; the same call after a kill loses half a minute, and ends byte-equal.
-
-    The folder is one of `embedding_files`. A complete one of the same model and store is left as it is.
-
-    Args:
-        out_dir: a folder that is absent, empty, begun or completed by the same call.
-        model_hash: identifies this tower, as `tower_hash(run, "doc")` does.
-        texts_per_shard: texts that are laid out together; a part has a multiple of them.
-        known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
-        part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
-        encode_fn, store, max_length, tokens_per_batch, length_multiple, progress: as for `encode`.
-
-    Raises:
-        InputError: `out_dir` belongs to another model, store or batching; names the first difference.
-    """
-    tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
-    source = {
-        "model": model_hash,
-        "store": store.content_hash,
-        "tokenizer": store.tokenizer_fingerprint,
-        "max_length": max_length,
-        "num_texts": store.num_texts,
-    }
-    folder, texts = Path(out_dir), range(store.num_texts)
-    if part is None:
-        parts.join(folder, lambda: first_rows(store, max_length))
-    elif not EMBEDDINGS.is_in(folder):
-        folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
-        source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
-    if not texts:
-        return
-    with outputs.in_turn(folder):
-        batching = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
-        writer = EmbeddingWriter(folder, source, {**batching, "texts_per_shard": texts_per_shard})
-        if writer.is_complete:
-            return
-        progress(writer.num_done)
-        tell_cut(store, np.asarray(texts), max_length)
-        firsts = first_rows(store, max_length)
-        for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
-            rows = np.arange(start, min(start + texts_per_shard, texts.stop))
-            there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
-            is_new, is_known = (there < 0) & (firsts[rows] == rows), there >= 0
-            if not is_new.any() and not known and not writer.num_done:
-                is_new[0] = True  # gives the number of dimensions
-            if is_new.any():
-                options: dict[str, Any] = {"max_length": max_length, "progress": progress, "writer": writer, **batching}
-                encoded = encode(encode_fn, store, rows=rows[is_new], **options)
-            else:
-                encoded = (known[0].embeddings if known else writer.written())[:0]
-            block = np.zeros((len(rows), encoded.shape[1]), np.float32)
-            block[is_new] = encoded
-            if known:
-                block[is_known] = known[0].embeddings[there[is_known]]
-            _fill_copies(block, np.flatnonzero(~is_new & ~is_known), firsts[rows] - start, start - texts.start, writer)
-            progress(len(rows) - len(encoded))
-            writer.append(block)
-        writer.finish(store.ids[texts.start : texts.stop])
-
-
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Query embeddings by a `Run`; `options` are `encode`'s."""
-    options = _run_options(run, "query", options)
+    options = run_options(run, "query", options)
     return encode(encode_fn(run, "query"), store, **options)
 
 
 def docs(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Document embeddings by a `Run`; `options` are `encode`'s."""
-    options = _run_options(run, "doc", options)
+    options = run_options(run, "doc", options)
     return encode(encode_fn(run, "doc"), store, **options)
-
-
-def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> None:
-    """Writes document embeddings by a `Run`; `options` are `encode_to_dir`'s."""
-    options = _run_options(run, "doc", options)
-    encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=tower_hash(run, "doc"), **options)
-
-
-def cached_docs(
-    run: Run,
-    store: Store,
-    name: str,
-    *,
-    max_length: int | None = None,
-    part: Part | None = None,
-    texts_per_shard: int = TEXTS_PER_SHARD,
-    progress: Progress = lambda texts: None,
-) -> Path:
-    """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
-
-    An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
-    With a `part`, only its texts are, into a folder beside; see `encode_to_dir`.
-    """
-    max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
-    key = folders.key_of(f"{model} {store.content_hash} {max_length}")
-    folder = embeddings_dir(run.run_dir)
-    out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
-    if not EMBEDDINGS.is_in(out_dir):
-        hashes = text_hashes(store, max_length)
-        before = embedding_files.find_known(folder, model=model, max_length=max_length)
-        known = (before, hashes) if before else None
-        options = {"max_length": max_length, "texts_per_shard": texts_per_shard, "progress": progress}
-        docs_to_dir(run, store, out_dir, known=known, part=part, **options)
-        if part is None:
-            embedding_files.keep_hashes(out_dir, hashes)
-    return out_dir
-
-
-def embeddings_dir(run_dir: Path, name: str = "") -> Path:
-    """Where a run keeps embeddings of documents: all, or those under one name."""
-    return run_dir / "embeddings" / name
 
 
 def encode_fn(run: Run, tower: str) -> EncodeFn:
@@ -292,6 +232,12 @@ def _dispatched(
     yield from in_flight
 
 
+def aligned(num_rows: int, dim: int) -> Float[np.ndarray, "r D"]:
+    """An array to be filled, which a CPU searches where it is."""
+    memory = np.empty(4 * num_rows * dim + ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % ALIGNMENT :][: 4 * num_rows * dim].view(np.float32).reshape(num_rows, dim)
+
+
 def tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None:
     """Warns about texts that are longer than the model reads, if they are one in a hundred or more."""
     lengths = store.lengths(sys.maxsize)[rows]
@@ -299,19 +245,7 @@ def tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None
         input_policy.tell_cut("encoding", "texts", lengths, "max_length", max_length)
 
 
-def _fill_copies(block: np.ndarray, copies: np.ndarray, firsts: np.ndarray, num_done: int, writer: EmbeddingWriter) -> None:
-    """Gives copies in a block the embeddings of their first texts, which stand in it or in those written before.
-
-    The embedding of a text that another job encodes stays 0 until the parts are joined.
-    """
-    here = copies[firsts[copies] >= 0]
-    block[here] = block[firsts[here]]
-    before = copies[(firsts[copies] < 0) & (firsts[copies] + num_done >= 0)]
-    if len(before):
-        block[before] = writer.written()[firsts[before] + num_done]
-
-
-def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:
+def checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:
     tokens_per_batch = _default_tokens_per_batch() if tokens_per_batch is None else tokens_per_batch
     values = {"tokens_per_batch": tokens_per_batch, "max_length": max_length, "length_multiple": length_multiple}
     for name, value in values.items():
@@ -320,7 +254,7 @@ def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, len
     return tokens_per_batch
 
 
-def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
+def run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a caller: the run's length, and one device's micro-batch times the devices that share its rows."""
     options = {"max_length": run.side(tower).max_length, **options}
     run.model.check_length(tower, options["max_length"])
@@ -337,6 +271,76 @@ def _mesh_of(run: Run) -> jax.sharding.Mesh:
 
 def _default_tokens_per_batch() -> int:
     return TOKENS_PER_BATCH.get(jax.default_backend(), TOKENS_PER_BATCH_ACCELERATOR)
+
+
+def plan(
+    lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int | None = None, packs: bool = True
+) -> Iterator[MicroBatch]:
+    """Micro-batches over all texts, in one shape for each width; only the last of a width has filler rows.
+
+    Args:
+        lengths: tokens of each text.
+        tokens_per_batch: bound of rows times width, except for a single longer row.
+        length_multiple: see `padded_length`.
+        packs: whether short texts share rows; else each text has its own.
+    """
+    packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR) if packs else NO_PACKING
+    order = np.argsort(-lengths, kind="stable").astype(np.int32)
+    if len(order) == 1 and (width := max(packing.alone, 1 << (int(lengths[0]) - 1).bit_length())) < packing.row:
+        yield MicroBatch(order, order, order, 1, width, 1)  # a query waits for no row's other tokens
+        return
+    long = order[: int(np.count_nonzero(lengths > packing.text))]
+    start = previous = 0
+    while start < len(long):
+        row_length = padded_length(int(lengths[long[start]]), length_multiple)
+        num_rows = _num_rows(row_length, tokens_per_batch)
+        if row_length <= packing.row and len(long) - start < num_rows:
+            break
+        positions = long[start : start + num_rows]
+        if row_length != previous:  # else a program for full batches is there
+            num_rows = min(num_rows, _round_up(len(positions), max(1, num_rows // packing.sizes)))
+        row, previous = np.arange(len(positions), dtype=np.int32), row_length
+        yield MicroBatch(positions, row, np.zeros_like(row), num_rows, row_length, 1)
+        start += num_rows
+    short = order[min(start, len(long)) :]
+    if len(short):
+        yield from _packed(short, lengths[short], _num_rows(packing.row, tokens_per_batch), packing)
+
+
+def padded_length(longest: int, length_multiple: int | None) -> int:
+    """How wide a batch is made whose longest text has `longest` tokens.
+
+    Args:
+        longest: tokens.
+        length_multiple: the result is a multiple of it. None takes a share of the power of two above `longest` that depends on
+            the backend.
+    """
+    if length_multiple is None:
+        backend = jax.default_backend()
+        steps = LENGTHS_PER_DOUBLING.get(backend, LENGTHS_PER_DOUBLING_ACCELERATOR)
+        smallest = 1 if backend == "cpu" else TILE_ACCELERATOR
+        length_multiple = max(smallest, 2 ** max(0, longest - 1).bit_length() // (2 * steps))
+    return _round_up(longest, length_multiple)
+
+
+def _packed(texts: np.ndarray, lengths: np.ndarray, most_rows: int, packing: Packing) -> Iterator[MicroBatch]:
+    """Batches of as many rows each, so that a few rows more than a batch do not cost a second full one."""
+    row, place = layout.fit(lengths, packing.row, packing.texts)
+    needed = int(row.max()) + 1
+    num_rows = min(most_rows, _round_up(-(-needed // -(-needed // most_rows)), max(1, most_rows // packing.sizes)))
+    order = np.argsort(row, kind="stable")
+    ends = np.searchsorted(row[order], np.arange(num_rows, needed + num_rows, num_rows))
+    for batch, members in enumerate(np.split(order, ends[:-1])):
+        yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, packing.row, packing.texts)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _num_rows(row_length: int, tokens_per_batch: int) -> int:
+    num_rows = tokens_per_batch // row_length
+    return num_rows // 8 * 8 if num_rows >= 8 else max(1, num_rows)
 
 
 @functools.lru_cache(maxsize=16)

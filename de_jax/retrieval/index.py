@@ -370,9 +370,3 @@ def _is_aligned(embeddings: Any, dtype: np.dtype) -> bool:
     """Whether XLA can read an array of a CPU where it is."""
     is_array = isinstance(embeddings, np.ndarray) and embeddings.dtype == dtype and embeddings.flags.c_contiguous
     return is_array and embeddings.ctypes.data % ALIGNMENT == 0
-
-
-def aligned(num_rows: int, dim: int) -> Float[np.ndarray, "r D"]:
-    """An array to be filled, which a CPU searches where it is."""
-    memory = np.empty(4 * num_rows * dim + ALIGNMENT, np.uint8)
-    return memory[-memory.ctypes.data % ALIGNMENT :][: 4 * num_rows * dim].view(np.float32).reshape(num_rows, dim)

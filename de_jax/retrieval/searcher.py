@@ -15,7 +15,7 @@ from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
-from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import of_docs, passages_of
@@ -104,7 +104,7 @@ def embedded_corpus(
         docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=skip_empty)
         store = passages_of(run, docs) or docs
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
-            folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
+            folder = corpus_embeddings.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
     models = [run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16")]  # of `encode corpus --dtype`, and --backend
     runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)

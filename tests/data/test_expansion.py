@@ -18,7 +18,7 @@ from de_jax.data.expansion.query_store import open_queries
 from de_jax.data.expansion.relevance import rouge_l
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.retrieval.micro_batches import Store, plan
+from de_jax.retrieval.encode import Store, plan
 from de_jax.types import InputError
 
 DOCS = ["hello world a dense retrieval", "texts", "a passage of dense texts of texts"]

@@ -15,7 +15,7 @@ def test_an_id_with_a_blank_is_found_before_anything_is_encoded(monkeypatch, tmp
     ids = [["q1"], ["d1"]]
     ids[side].append(bad)
     monkeypatch.setattr(task, "stores", lambda *_: tuple(SimpleNamespace(ids=one, skipped_ids=()) for one in ids))
-    monkeypatch.setattr(task.encode, "cached_docs", lambda *_, **__: pytest.fail("encoded"))
+    monkeypatch.setattr(task.corpus_embeddings, "cached_docs", lambda *_, **__: pytest.fail("encoded"))
     judged = task.Task("set", tmp_path, tmp_path, {one: {"d1": 1} for one in ids[0]}, split="test")
     with pytest.raises(InputError, match="holds a blank, so it cannot stand in a TREC run file"):
         task.encoded(Run(*(None,) * len(Run._fields)), judged, task.Policy())

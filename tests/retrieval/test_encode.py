@@ -16,11 +16,11 @@ from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
-from de_jax.retrieval import embedding_files, parts
+from de_jax.retrieval import corpus_embeddings, embedding_files, parts
 from de_jax.retrieval import encode as encode_
+from de_jax.retrieval.corpus_embeddings import encode_to_dir
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.encode import encode, encode_to_dir
-from de_jax.retrieval.micro_batches import plan
+from de_jax.retrieval.encode import encode, plan
 from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding import state_shardings
 from de_jax.training.run.run_folder import Run
@@ -447,7 +447,7 @@ def test_a_run_in_training_encodes_on_its_own_mesh():
 def test_of_a_corpus_that_changed_only_new_texts_are_encoded(tmp_path):
     run = small_run()._replace(run_dir=tmp_path)
     store, counts = make_store(num_texts=40), []
-    before = open_embeddings(encode_.cached_docs(run, store, "corpus"))[1]
+    before = open_embeddings(corpus_embeddings.cached_docs(run, store, "corpus"))[1]
     texts = [store.texts[7], [5, 6, 7], *store.texts[20:], [8] * 70]
     changed = ListStore(texts, content_hash="changed")
     encoded = []
@@ -458,12 +458,12 @@ def test_of_a_corpus_that_changed_only_new_texts_are_encoded(tmp_path):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(encode_, "encode", counting)
-        after = open_embeddings(encode_.cached_docs(run, changed, "corpus", progress=counts.append))[1]
+        after = open_embeddings(corpus_embeddings.cached_docs(run, changed, "corpus", progress=counts.append))[1]
         assert encoded == [2]
         assert sum(counts) == len(texts)
-        encode_.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus")
+        corpus_embeddings.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus")
         assert encoded == [2]  # nothing is new
-        encode_.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus", max_length=8)
+        corpus_embeddings.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus", max_length=8)
         assert encoded == [2, 9]  # cut elsewhere, they are other texts
     np.testing.assert_array_equal(after[[0, *range(2, 22)]], before[[7, *range(20, 40)]])
     np.testing.assert_allclose(after, encode_.docs(run, changed), atol=1e-6)
@@ -498,5 +498,5 @@ def test_a_few_texts_fill_their_batches_and_have_one_shape(num_texts, length, mo
 def test_what_is_cut_is_said_once_for_all_shards(tmp_path):
     run, store = small_run()._replace(run_dir=tmp_path), ListStore([[3] * 100] * 2 + [[4, number] for number in range(6)], "long")
     with pytest.warns(UserWarning, match="25 % of the texts have more than max_length = .* are cut") as said:
-        encode_.cached_docs(run, store, "corpus", texts_per_shard=2)
+        corpus_embeddings.cached_docs(run, store, "corpus", texts_per_shard=2)
     assert len(said) == 1

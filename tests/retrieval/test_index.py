@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from de_jax.retrieval import index
-from de_jax.retrieval.index import QUERY_BLOCKS, ExactIndex, _scores, _with_tile, aligned
+from de_jax.retrieval.encode import aligned
+from de_jax.retrieval.index import QUERY_BLOCKS, ExactIndex, _scores, _with_tile
 from de_jax.types import InputError
 
 

@@ -63,11 +63,11 @@ RECIPE = (
 COMMANDS = {
     # name: (verb, its arguments, what it does once its texts are read; "" where it goes to its end)
     "evaluate beir": ("evaluate beir", DATA, ""),
-    "evaluate beir a run": ("evaluate beir", f"{DATA} {RUN}", "de_jax.retrieval.encode.cached_docs"),
+    "evaluate beir a run": ("evaluate beir", f"{DATA} {RUN}", "de_jax.retrieval.corpus_embeddings.cached_docs"),
     "evaluate msmarco": ("evaluate msmarco", "--dataset_dir={folder}/msmarco", ""),
     "evaluate openqa": ("evaluate openqa", DATA, ""),
     "evaluate sentences": ("evaluate sentences", DATA, ""),
-    "evaluate nanobeir": ("evaluate nanobeir", f"{DATA} {RUN}", "de_jax.retrieval.encode.cached_docs"),
+    "evaluate nanobeir": ("evaluate nanobeir", f"{DATA} {RUN}", "de_jax.retrieval.corpus_embeddings.cached_docs"),
     "score pairs": ("score pairs", f"{DATA} {OUT} --model={{run}}", "de_jax.mining.teacher.write"),
     "encode guide": ("encode guide", f"{DATA} {OUT} --model={{run}}", "de_jax.mining.guide.write"),
     "evaluate trec": (
@@ -81,9 +81,9 @@ COMMANDS = {
         RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.PairsOptions.doc_tokenizer={spiece}",
         "de_jax.mine._wait_until",
     ),
-    "encode corpus": ("encode corpus", f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.docs_to_dir"),
-    "search": ("search", f"{DATA} {RUN} --query=fox", "de_jax.retrieval.encode.cached_docs"),
-    "export index": ("export index", f"{DATA} {RUN} --to=parquet --out={{out}}", "de_jax.retrieval.encode.cached_docs"),
+    "encode corpus": ("encode corpus", f"{DATA} {RUN} {OUT}", "de_jax.retrieval.corpus_embeddings.docs_to_dir"),
+    "search": ("search", f"{DATA} {RUN} --query=fox", "de_jax.retrieval.corpus_embeddings.cached_docs"),
+    "export index": ("export index", f"{DATA} {RUN} --to=parquet --out={{out}}", "de_jax.retrieval.corpus_embeddings.cached_docs"),
     "mine pairs bm25": ("mine pairs", f"{DATA} --bm25 --negatives_dir={{out}}", ""),
     "mine pairs": ("mine pairs", f"{DATA} {RUN} --negatives_dir={{out}}", "de_jax.tools.negatives.embed"),
     "doc2query train": (

@@ -14,10 +14,10 @@ from de_jax.data.sources import pair_writer
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import first_ranks
-from de_jax.models import processor
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -26,7 +26,7 @@ def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_di
     out_dir = tmp_path / "embeddings"
     summary = printed("encode corpus", run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
     made = {"out_dir": str(out_dir), "step": 7, "num_docs": 10, "dim": 8, "max_doc_length": 24}
-    assert summary == made | {"dtype": processor.fast_dtype()}
+    assert summary == made | {"dtype": sharding.fast_dtype()}
     ids, embeddings, _ = open_embeddings(out_dir)
     assert ids == [doc[0] for doc in DOCS]
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)

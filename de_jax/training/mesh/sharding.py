@@ -1,4 +1,4 @@
-"""The mesh, and how a batch and a state lie on it.
+"""The devices as a mesh, and how a batch and a state lie on it.
 
 Of a state, rules by parameter path decide, which the optimizer's state follows. A rule {pattern: axes} names the axes of a
 parameter's LAST dimensions, so one rule serves a layer's kernel [E, F] and the kernels of all layers in one array [layers, E, F].
@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -18,9 +19,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
+from de_jax.models import layers
 from de_jax.settings import LARGEST, Range, checked
 from de_jax.training.optim import paths
-from de_jax.types import ROW_AXES, InputError, Packed, Params, TrainState
+from de_jax.types import ROW_AXES, Dtype, InputError, Packed, Params, TrainState
 
 B = TypeVar("B", bound=tuple[Any, ...])
 
@@ -45,6 +47,12 @@ DEFAULT_RULES: Rules = {
     ".*/(out|wo)/lora_b/kernel": (None, "fsdp"),
 }
 """Tables, kernels in and kernels out, whatever the encoder; norms, biases and position scores are small and lie everywhere."""
+Family = Literal["amx", "avx512_bf16", "other_cpu", "gpu", "old_gpu", "tpu"]
+"""CPUs by their units for bfloat16, Intel's matrix units or vectors; GPUs from NVIDIA's compute capability 8 on, and others."""
+WITH_BFLOAT16: tuple[Family, ...] = ("amx", "avx512_bf16", "gpu", "tpu")
+"""Where products in bfloat16 take less time than in float32; measured for avx512_bf16 alone (docs/results/speed.md)."""
+_UNITS: dict[str, Family] = {"amx_bf16": "amx", "avx512_bf16": "avx512_bf16"}
+"""Linux's names of a processor's units, the faster first."""
 
 
 def options_of_compiler(platform: str) -> dict[str, Any] | None:
@@ -86,6 +94,28 @@ def make_mesh(data: NumDevices = -1, fsdp: NumDevices = 1, tensor: NumDevices = 
     grid = mesh_utils.create_device_mesh(sizes, chosen, allow_split_physical_axes=True)
     # Auto axes: JAX's default would be Explicit ones, which put shardings into every type.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@functools.cache
+def family() -> Family:
+    """The family of this process's devices."""
+    platform = jax.local_devices()[0].platform
+    if platform == "tpu":
+        return "tpu"
+    if platform == "gpu":
+        return "gpu" if layers.has_bfloat16_units() else "old_gpu"
+    units = _units()
+    return next((family for name, family in _UNITS.items() if name in units), "other_cpu")
+
+
+def fast_dtype() -> Dtype:
+    """The meaning of dtype="auto" for encoding: bfloat16 where the devices multiply it natively, else float32."""
+    return "bfloat16" if family() in WITH_BFLOAT16 else "float32"
+
+
+def precision(dtype: str | None) -> str | None:
+    """`fast_dtype` for "auto", any other as it is."""
+    return fast_dtype() if dtype == "auto" else dtype
 
 
 def check_batch_size(batch_size: int, mesh: Mesh, num_chunks: int = 1) -> None:
@@ -364,3 +394,12 @@ def _sizes(asked: dict[str, int], available: int) -> tuple[int, ...]:
 
 def _product(sizes: Any) -> str:
     return " x ".join(map(str, sizes))
+
+
+def _units() -> set[str]:
+    """The flags of the first processor in Linux's list; none on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))

@@ -5,10 +5,11 @@ import types
 import jax
 import pytest
 
-from de_jax.models import layers, processor
+from de_jax.models import layers
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.training.mesh import sharding
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,11 @@ def test_texts_are_encoded_in_bfloat16_where_the_device_multiplies_it(monkeypatc
     described = tmp_path / "cpuinfo"
     if flags:
         described.write_text(f"processor : 0\nflags\t\t: {flags}\n\nprocessor : 1\nflags : fpu\n")
-    monkeypatch.setattr(processor, "Path", lambda name: described)
+    monkeypatch.setattr(sharding, "Path", lambda name: described)
     monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(platform=platform)])
     monkeypatch.setattr(layers, "has_bfloat16_units", lambda: True)
-    monkeypatch.setattr(processor, "family", processor.family.__wrapped__)
-    assert (processor.family(), processor.fast_dtype()) == (family, dtype)
+    monkeypatch.setattr(sharding, "family", sharding.family.__wrapped__)
+    assert (sharding.family(), sharding.fast_dtype()) == (family, dtype)
     model = DualEncoder(*[TowerConfig(T5Config(vocab_size=8, num_layers=0, dtype="float32"))] * 2)
-    assert model.with_dtype("auto").dtype == dtype
+    assert model.with_dtype(sharding.precision("auto")).dtype == dtype
     assert (model.dtype, model.with_dtype(None)) == ("float32", model)
