@@ -166,7 +166,7 @@ def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Pa
     for statement in _statements(_text(path), str(path)):
         place = f"{path}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement):
-            included = _find_included(statement.filename, place)
+            included = find(statement.filename, place)
             if included.resolve() not in found.files - {path.resolve(), *above}:
                 _read_file(included, found, allow_imports, (*above, path.resolve()))
         elif isinstance(statement, config_parser.ImportStatement):
@@ -221,21 +221,19 @@ def _read_typed(binding: str, found: Settings) -> None:
     found[_setting(statements[0])] = Bound(statements[0].value, place, is_typed=True)
 
 
-def find(name: str) -> Path:
-    """A gin file here, or among the recipes. Raises InputError: no such file."""
-    for path in (Path(name), RECIPES_DIR / name):
+def find(name: str, place: str = "") -> Path:
+    """A gin file here, or among the recipes, which come first for one that is included at a place.
+
+    Raises:
+        InputError: no such file.
+    """
+    # Else "models/x.gin" of a recipe would be a file beside the user's own models.
+    for path in (RECIPES_DIR / name, Path(name)) if place else (Path(name), RECIPES_DIR / name):
         if path.is_file():
             return path
     near = meant(name, (str(path.relative_to(RECIPES_DIR)) for path in RECIPES_DIR.rglob("*.gin")))
-    raise InputError(f"the gin file {name} does not exist{near}; the recipes are in {RECIPES_DIR / 'recipes'}.")
-
-
-def _find_included(name: str, place: str) -> Path:
-    # The package's own come first: "models/x.gin" would otherwise be a file beside the user's own models.
-    for path in (RECIPES_DIR / name, Path(name)):
-        if path.is_file():
-            return path
-    raise InputError(f"{place}: the included file {name} does not exist, neither here nor in {RECIPES_DIR}.")
+    included = f"{place}: the included file" if place else "the gin file"
+    raise InputError(f"{included} {name} does not exist{near}; the recipes are in {RECIPES_DIR / 'recipes'}.")
 
 
 def _import(module: str, place: str, allow_imports: bool) -> None:
