@@ -8,6 +8,9 @@
     tfds         a TensorFlow dataset and which of its features are the query and the document
     mined        a folder of mined negatives over the texts of another task
 
+`name` is the task's. `tokenizer` and `doc_tokenizer` are sentencepiece models, the second for documents where it differs.
+`skip_empty` yields empty texts instead of refusing them, for `seqio_pairs` or `import task` to leave out.
+
 `seqio_pairs.module = "de_jax.tasks.beir"` and `seqio_pairs.module_args = {...}` use one of them; a mixture, or mined negatives,
 take a module of your own that calls several. These modules import seqio, so they are imported by what uses them alone.
 """

@@ -22,9 +22,7 @@ def register(
     """Registers `<name>`, `<name>_queries` and `<name>_docs`; the splits are those of `qrels/`.
 
     Args:
-        name: of the task.
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/; or a table of queries and documents.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         min_relevance: pairs judged lower are left out.
         skip_empty: yield empty texts instead of refusing them, for `seqio_pairs` or `import task` to leave out.
     """

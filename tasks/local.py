@@ -20,10 +20,7 @@ def register(
     """Registers `<name>`, whose texts stand in its pairs; equal texts without an id are one text.
 
     Args:
-        name: of the task.
         files: .jsonl or .tsv, plain or .gz, by split.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
-        skip_empty: as of `beir.register`.
     """
     paths = {split: [Path(path)] for split, path in files.items()}
     registering.require_files(*files.values())

@@ -20,15 +20,7 @@ def register(
     kind: str = "passages",
     skip_empty: bool = False,
 ) -> None:
-    """Registers `<name>`, `<name>_queries` and `<name>_docs`; every split with judgements in the folder is one of the task.
-
-    Args:
-        name: of the task.
-        dataset_dir: holds the files.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
-        kind: "passages" or "documents".
-        skip_empty: as of `beir.register`.
-    """
+    """Registers `<name>`, `<name>_queries` and `<name>_docs`; every split with judgements in the folder is one of the task."""
     files = msmarco.find_files(dataset_dir, kind)
     of_queries, of_docs = (functools.partial(read, skip_empty=skip_empty) for read in (_read_all_queries, read_docs))
     registering.add_texts(name, "query", of_queries, list(files.queries.values()), tokenizer=tokenizer)

@@ -49,9 +49,7 @@ def register(name: str, *, files: Mapping[str, Sequence[str]], tokenizer: str, d
     """Registers `<name>`, with questions in its pairs, and `<name>_docs`.
 
     Args:
-        name: of the task.
         files: by split, MRQA's jsonl and MultiReQA's candidates, plain or .gz.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
     """
     for split, paths in files.items():
         if len(paths) != 2:

@@ -25,12 +25,9 @@ def register(
     """Registers `<name>`, with questions in its pairs, and `<name>_docs`: the passages that are used, once each.
 
     Args:
-        name: of the task.
         files: plain or .gz, by split.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         max_positives: pairs of one question, from its first positive passages on.
         max_negatives: its first hard negatives, as `neg_doc_ids`.
-        skip_empty: as of `beir.register`.
     """
     registering.require_files(*files.values())
     splits = {split: [Path(path)] for split, path in files.items()}

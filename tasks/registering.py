@@ -54,11 +54,7 @@ def add_task(
     """Registers a task over local files; one of the same name is replaced.
 
     Args:
-        name: of the task.
-        read: called with the files of a split; yields records with these features.
-        files: by split.
         features: those of `query`, `doc`, `query_id`, `doc_id`, `neg_doc_ids`, `neg_query_ids`, `relevance` that there are.
-        tokenizer, doc_tokenizer: a sentencepiece model, or a folder with one; the second for documents where it differs.
     """
     add_source(name, FilesSource(read, files, features), features, [], tokenizer=tokenizer, doc_tokenizer=doc_tokenizer)
 

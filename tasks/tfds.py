@@ -28,11 +28,9 @@ def register(
     """Registers `<name>`, whose texts stand in its pairs.
 
     Args:
-        name: of the task.
         tfds_name: with its version, such as "squad:3.0.0".
         features: for `query` and `doc`, and `query_id` and `doc_id` if there are any, the dataset's feature; one inside another
             is written with a slash ("context/text"). A text without an id gets one made of the text.
-        tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         splits: the dataset's split (or slice of one) by the task's; by default its own.
         data_dir: where the dataset lies, if not where tfds looks.
     """

@@ -79,7 +79,6 @@ def pull(path: Path, *, asked: str = "", everything: bool = False, by_owner: boo
     """Downloads new and changed files of an address, and removes files that are gone there and unchanged here.
 
     Args:
-        path: of its copy.
         asked: a checkpoint or a part below it, "checkpoints/40", which is wanted too.
         everything: old checkpoints are wanted too, and all parts of a folder of parts.
         by_owner: for the owner of the folder, whose copy is otherwise left alone while its process lives.
@@ -277,7 +276,6 @@ def here(path: Path, *, everything: bool = False) -> dict[str, tuple[int, int]]:
     """The files here that belong in the bucket, with size and time.
 
     Args:
-        path: of a folder.
         everything: also folders of other owners, parts and the embeddings of a run, which an owner does not upload.
     """
     found: dict[str, tuple[int, int]] = {}

@@ -78,7 +78,6 @@ class Objects:
         """Writes a file or bytes as an object; the number of bytes.
 
         Args:
-            name: of the object.
             content: its bytes, or the file that holds them; FileNotFoundError if that is gone.
             is_new: FileExistsError where the object exists, which the server decides (S3's If-None-Match: *, ifGenerationMatch=0
                 on GCS). It may be this request, repeated after its answer was lost.
@@ -113,7 +112,6 @@ class Objects:
         """The result of an operation, which is repeated while the bucket does not answer.
 
         Args:
-            operation: of the client.
             is_object: a FileNotFoundError is of an object, and not of the bucket.
         """
         for seconds in (*RETRY_SECONDS, None):

@@ -44,10 +44,6 @@ class TakenOver(InputError):
 def owned(path: Path, what: str) -> Iterator[Owner]:
     """Owns a folder during the block, fetches it before, and uploads it while the block runs and at its end.
 
-    Args:
-        path: of the folder's copy.
-        what: the owner is doing.
-
     Raises:
         InputError: another process owns it and lives.
         TakenOver: another process started when this one was silent, and owns it now.

@@ -29,11 +29,7 @@ def words(texts: Sequence[str]) -> Iterator[int]:
 
 
 def of_table(table: Table, length_of: Lengths = words) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The counts of a table's texts, and the lengths of "queries" and "documents".
-
-    Raises:
-        InputError: as of `Reading.examples`.
-    """
+    """The counts of a table's texts, and the lengths of "queries" and "documents"."""
     reading = Reading(table, as_texts=True)
     with outputs.collecting() as told:
         found, lengths = _counted(reading.examples(), (), length_of)
@@ -42,11 +38,7 @@ def of_table(table: Table, length_of: Lengths = words) -> tuple[dict[str, Any], 
 
 
 def of_folder(dataset_dir: str, split: str, length_of: Lengths = words) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """As `of_table`, of a split of a BEIR folder with all of its documents; empty texts are left out and counted.
-
-    Raises:
-        InputError: as of `beir.read`.
-    """
+    """As `of_table`, of a split of a BEIR folder with all of its documents; empty texts are left out and counted."""
     with outputs.collecting() as told:
         data = beir.read(dataset_dir, split, skip_empty=True)
         texts = dict(zip(*data.docs, strict=True))

@@ -101,9 +101,7 @@ class SideBySide:
     """BM25, dense retrieval by a model, the fusion of both, and dense retrieval by more models, over one corpus.
 
     Args:
-        corpus: the documents.
         models: by the name that a column shows; the first one is fused with BM25.
-        skip_empty: as the corpus was read.
     """
 
     def __init__(self, corpus: Corpus, models: Mapping[str, Model], *, skip_empty: bool = False) -> None:

@@ -83,15 +83,7 @@ def held_out_pairs(
     cache_dir: str | Path = "",
     skip_empty: bool = False,
 ) -> HeldOutPairs:
-    """A fixed random sample of a split's pairs, of all folders together; the last batch is filled up with rows without a query.
-
-    Args:
-        max_pairs: of the sample; all if there are fewer.
-        dataset_dirs, tokenizer, split, batch_size, max_query_length, max_doc_length, cache_dir, skip_empty: of `doc_query_pairs`.
-
-    Raises:
-        InputError: as of `doc_query_pairs`.
-    """
+    """A fixed random sample of a split's pairs, of all folders together; the last batch is filled up with rows without a query."""
     query_store, doc_store, pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
     sample = np.random.default_rng(0).permutation(pairs)[:max_pairs]
     batches = []

@@ -147,7 +147,6 @@ class QueryWriter:
         num_few: documents so far that have fewer than `min_distinct` different queries.
 
     Args:
-        run, decoding, seed, docs_per_batch: see `generate_to_dir`.
         min_distinct: a document with fewer different queries gets new draws in the place of blank and repeated ones, up to `ROUNDS`
             times.
 

@@ -166,9 +166,7 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
     """A generator with the parameters of one checkpoint, by default the newest, on the first device.
 
     Args:
-        run_dir: a folder that `de-jax doc2query train` made.
         step: of a checkpoint, or "best" for the one with the lowest dev loss.
-        only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
         InputError: no such run there, no such checkpoint, or a damaged one.

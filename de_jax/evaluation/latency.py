@@ -55,8 +55,6 @@ def measure(
     Args:
         runs: by name; the first is the baseline.
         queries: taken in order, again from the start if there are too few.
-        batch_sizes, num_calls: queries of a call, and calls of each run and batch size.
-        progress: called with the number of calls done.
 
     Raises:
         InputError: there is no run, no query, or a number below 1.

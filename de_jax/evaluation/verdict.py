@@ -38,13 +38,7 @@ Scores = dict[str, float]
 
 
 class DevScores:
-    """Scores parameters on the dev sets of a run, and keeps in the run's folder whether they are better than the first ones.
-
-    Args:
-        data: of the run.
-        run_at: the run with some parameters, by source.
-        run_dir: its folder.
-    """
+    """Scores parameters on the dev sets of a run, and keeps in the run's folder whether they are better than the first ones."""
 
     def __init__(self, data: TrainingSet, run_at: Mapping[str, Callable[[Params], Run]], run_dir: Path) -> None:
         self._data, self._run_at, self._run_dir = data, run_at, run_dir

@@ -49,11 +49,7 @@ def root() -> Path:
 
 
 def path_of(address: str) -> Path:
-    """Where the copy of an address lies.
-
-    Raises:
-        InputError: an address without a bucket, or with a part that is no name.
-    """
+    """Where the copy of an address lies. InputError: an address without a bucket, or with a part that is no name."""
     scheme, _, rest = address.partition("://")
     parts = rest.rstrip("/").split("/")
     if any(part in ("", ".", "..") for part in parts):

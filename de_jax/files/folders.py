@@ -46,11 +46,9 @@ class Kind:
     {'format': 'de_jax words 1', 'num_words': 1}
 
     Attributes:
-        name: of the kind, "token store".
         entries: checks the manifest, its format aside.
         make, mend, otherwise: what to do where a folder is of another kind, is damaged, or was begun with other inputs.
         file: the name of the manifest.
-        version: 1 or higher.
         is_bare: the manifest's format is the version alone, as in the descriptions of models.
     """
 
@@ -131,7 +129,6 @@ class Kind:
         """Whether a folder may be continued: `InputError` names the first thing that it was begun with and that differs here.
 
         Args:
-            folder: for the sentence.
             there: JSON that the folder holds; what `here` does not name may be anything.
             here: what its like would be written with now.
         """
@@ -246,8 +243,6 @@ def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = N
     """Writes `checksums.json`.
 
     Args:
-        folder: complete, or under a temporary name.
-        kind: of the folder.
         of_files: `facts`; by default of all files below the folder.
     """
     of_files = facts(folder, names(folder)) if of_files is None else of_files
@@ -261,11 +256,7 @@ def names(folder: Path) -> list[str]:
 
 
 def read_checksums(folder: Path) -> dict[str, Any] | None:
-    """The content of `checksums.json`; None if it is missing.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """The content of `checksums.json`; None if it is missing. InputError: it is damaged."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return None

@@ -65,11 +65,7 @@ def completed(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder with its parents, if it is absent.
-
-    Raises:
-        InputError: the path, or one of its parents, is a file.
-    """
+    """Makes a folder with its parents, if it is absent. InputError: the path, or one of its parents, is a file."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -277,7 +273,6 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies.
 
     Args:
-        path: the file.
         if_taken: called with the holder before this process waits.
     """
     while True:

@@ -79,11 +79,7 @@ def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
 
 
 def sha256_of(path: str | Path) -> str:
-    """The hex SHA-256 of a file's bytes.
-
-    Raises:
-        InputError: the file is absent, or is a folder or a device.
-    """
+    """The hex SHA-256 of a file's bytes. InputError: the file is absent, or is a folder or a device."""
     with open(regular_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -96,9 +92,7 @@ def read_json(
     Refused beside malformed JSON: NaN and Infinity, a key that an object has twice, and half of a surrogate pair.
 
     Args:
-        path: the file.
         check: gives the value as it is returned, see `settings.Record`.
-        mend: what helps where it does not fit.
         max_bytes: of the file; None for any number.
 
     Raises:
@@ -139,7 +133,6 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
     """The JSON value in a line, as strict as `read_json`.
 
     Args:
-        text: the line.
         allow_nan: whether NaN and Infinity are numbers, as in a log.
 
     Raises:
@@ -182,7 +175,6 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
     A byte order mark is dropped; lines end in LF or CRLF.
 
     Args:
-        path: compressed where the name ends in .gz.
         keep_blank: yield blank lines too, which are passed over otherwise.
 
     Raises:
@@ -232,7 +224,6 @@ def read_array(
     """The array in a .npy file, memory-mapped for reading.
 
     Args:
-        path: as `files.save_array` or `np.save` write it.
         dtype: that it must have, byte order included; "S" for byte strings of any width.
         shape: that it must have; None if any size will do.
         in_memory: read the file instead of mapping it.

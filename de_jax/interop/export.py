@@ -72,12 +72,8 @@ def export(
     """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
 
     Args:
-        run: any run.
         out_dir: must not exist; it appears once it is complete.
-        format: a name out of `FORMATS`.
         card: the text of README.md, given those sentences; None for none.
-        license: for the metadata of ONNX files.
-        notes: more of them.
 
     Raises:
         InputError: the folder exists, or the format has no place for this model.

@@ -218,12 +218,7 @@ def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] =
 
 
 def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], fresh: Params, *, new: Sequence[str] = ()) -> None:
-    """Refuses tokens other than the weights know; not for towers whose embedder starts fresh, nor for sources without a vocabulary.
-
-    Args:
-        init_from, fresh, new: as of `initial_params`.
-        tokenizers: by tower.
-    """
+    """Refuses tokens other than the weights know; not for towers whose embedder starts fresh, nor for sources without a vocabulary."""
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
     started = {path.split("/")[0] for path in paths.all_paths(fresh) if "/embedder/" in path and paths.matches(new, path)}
     for tower, source in sources.items():

@@ -29,12 +29,7 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
     """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco".
 
     Args:
-        source: as above.
         step: of a run: a step that has a checkpoint, or "best" for the lowest dev loss; by default the newest.
-        tokenizer: where the folder brings none.
-
-    Raises:
-        InputError: an unknown format, a missing vocabulary, or the errors of the format's own `read`.
     """
     if GENERATOR_RUN.is_in(folder := folder_of(source)):
         return load_generator(folder, step)

@@ -53,12 +53,7 @@ def push(folder: str | Path, repo: str, *, private: bool) -> str:
     """Uploads an exported folder to a new or existing repository of the hub; returns its address.
 
     Args:
-        folder: see `exported_files`.
-        repo: "org/name".
         private: of a new repository; an existing repository keeps its visibility.
-
-    Raises:
-        InputError: no such folder, no token, or the hub or the network refuses.
     """
     import huggingface_hub
 

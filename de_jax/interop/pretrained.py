@@ -77,11 +77,7 @@ def side_of(
     """How a tower ("query" or "doc") reads its texts: as recorded in the checkpoint, except for the given values.
 
     Args:
-        pretrained: the model.
-        tower: "query" or "doc".
         tokenizer: a spiece.model or tokenizer.json, for a checkpoint without a tokenizer.
-        max_length: tokens.
-        prompt, fields: as of `with_prompt`.
 
     Raises:
         InputError: no tokenizer, a tokenizer other than the weights were trained with, or a length that the tower cannot take.
@@ -145,10 +141,8 @@ def assemble(
     """Parameters of a model, float32, read one array at a time.
 
     Args:
-        source: the checkpoint, for messages.
         stored: reads an array, by its name in the checkpoint.
         origins: by path of ours, such as "shared/encoder/layers_0/attention/query/kernel"; one for each leaf of `like`.
-        like: the model's parameters, or their shapes.
         ignored: regular expressions of stored names that are left out; each must match one.
 
     Raises:

@@ -123,10 +123,6 @@ def read(
     It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share the
     parts that the export of a run names in `SHARING_FILE`, and else nothing.
 
-    Args:
-        folder: an output of `SentenceTransformer.save_pretrained`.
-        ignored, only_sizes, special_tokens: as in `huggingface.read`.
-
     Raises:
         InputError: an unsupported module, or as in `huggingface.read`.
     """

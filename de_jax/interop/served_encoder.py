@@ -38,16 +38,7 @@ class InputError(ValueError):
 
 
 class Encoder:
-    """Texts to embeddings by one tower.
-
-    Args:
-        folder: the exported folder.
-        tower: "query" or "document".
-        batch_size: the most texts that are embedded at a time.
-
-    Raises:
-        InputError: the folder is not whole, or the tower has another name.
-    """
+    """Texts to embeddings by one tower. InputError: the folder is not whole, or the tower has another name."""
 
     def __init__(self, folder: str | Path, tower: str, batch_size: int = 32) -> None:
         if tower not in TOWERS:

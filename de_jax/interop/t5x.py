@@ -41,10 +41,6 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
     An encoder or encoder-decoder alone becomes a symmetric dual encoder with mean pooling and without a projection. Of two
     towers by t5x_retrieval, the left one is the query's.
 
-    Args:
-        folder: a `checkpoint_<step>` folder.
-        ignored: regular expressions of names of arrays, such as "encoder/extra/.*", that may be left over.
-
     Raises:
         InputError: no checkpoint there, a damaged one, or one with arrays that are missing or that have no place.
     """
@@ -58,11 +54,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
 
 
 def read_generator(folder: str | Path) -> tuple[Generator, Params]:
-    """The encoder-decoder of a T5X checkpoint, such as T5 1.1's, its layers scanned or not; see `read`.
-
-    Raises:
-        InputError: as of `read`, or no decoder.
-    """
+    """The encoder-decoder of a T5X checkpoint, such as T5 1.1's, its layers scanned or not; see `read`."""
     folder = Path(folder)
     leaves = _leaves(folder)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
@@ -77,12 +69,6 @@ def read_generator(folder: str | Path) -> tuple[Generator, Params]:
 
 def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> None:
     """Writes a checkpoint in the msgpack layout, without an optimizer's state; `read` gives parameters and towers back bit for bit.
-
-    Args:
-        folder: appears by rename; T5X looks for the name `checkpoint_<step>`.
-        model: of T5 towers.
-        params: its parameters.
-        step: updates done.
 
     Raises:
         InputError: a tower that is not T5 or has no layers, a learned temperature, or a setting that no array holds, such as a

@@ -78,14 +78,10 @@ def choose(
     Args:
         ranking: [a, r] the candidates near each anchor; deep enough that `last_rank` are left without the positives.
         pair_anchors: the row of the ranking that each training pair asks for.
-        pair_positives: the pair's own candidate.
         positive_scores: of each pair, on the ranking's scale.
         known: (row of the ranking, candidate), each once: all positives, of every split that must not be trained against.
-        num_negatives: of each pair; fewer where the filters leave fewer.
         seed: with the step and a pair's place, decides the draw.
         step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
-        filters: see there.
-        is_duplicate, teacher: the tests of the filters of these names.
     """
     is_known = _places_of_known(ranking.doc_rows, known)
     chosen = np.full((len(pair_anchors), num_negatives), PADDING_ID, np.int32)
@@ -124,9 +120,7 @@ def moved(
     """How far the document rows of negatives moved since the previous generation; `PADDING_ID` fills up.
 
     Args:
-        chosen, previous: of each training pair.
         ranking: [q, >= 100] by the model that mined `chosen`.
-        anchors: each pair's row of the ranking.
 
     Returns:
         "overlap_previous": the share of new negatives that the previous generation has too; "previous_in_top_100": the share of

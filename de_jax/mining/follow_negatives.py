@@ -26,8 +26,6 @@ class FollowNegatives:
     run continues with its current negatives.
 
     Args:
-        mined: the run's negatives.
-        every_steps: updates between two looks.
         run_dir: of a run that mines by itself, so that it depends on its seed alone: a look waits until the generation is read, and
             passes over generations of later updates, mined before the run was killed. None for a run with a miner beside it.
         sinks: get the generation, its staleness in updates since the checkpoint it was mined with, and its statistics.

@@ -33,21 +33,13 @@ class Texts(NamedTuple):
 
 
 def of_dataset(run: Run, dataset_dir: str | Path, *, skip_empty: bool = False) -> Texts:
-    """All texts of a BEIR folder.
-
-    Raises:
-        InputError: whatever is wrong with the folder.
-    """
+    """All texts of a BEIR folder."""
     queries, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=skip_empty)
     return Texts({"queries": queries, "docs": docs}, text_hashes(dataset_dir))
 
 
 def of_pair_store(run: Run, pairs_dir: str | Path) -> Texts:
-    """All texts of a folder of pairs: what their tokens spell.
-
-    Raises:
-        InputError: whatever is wrong with the folder.
-    """
+    """All texts of a folder of pairs: what their tokens spell."""
     pairs = open_pair_store(pairs_dir)
     stores = {
         "queries": _tokenized_anew(pairs.query_store, pairs.query_tokenizer, run.query.tokenizer),
@@ -58,13 +50,6 @@ def of_pair_store(run: Run, pairs_dir: str | Path) -> Texts:
 
 def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: Progress = lambda texts: None) -> None:
     """Writes the embeddings; the same call after a kill continues, and a complete folder stays as it is.
-
-    Args:
-        out_dir: absent, empty, or begun by the same call.
-        run: the guide, which embeds a document as one text.
-        guide: identifies this guide.
-        texts: the texts to encode.
-        progress: called with the number of texts just encoded.
 
     Raises:
         InputError: `out_dir` belongs to another guide or other texts, or the guide has several passages a document.

@@ -22,11 +22,9 @@ class Target(NamedTuple):
     """The training pairs that negatives are for, and their texts.
 
     Attributes:
-        name: of the folder, for messages.
         pairs: (query id, document id), in order.
         query_ids, doc_ids: the ids of a text, several if it is there several times, none if it is not.
         first_query, first_doc: of each id the first one with its text.
-        facts: the facts about the texts for the manifest of a generation.
     """
 
     name: str
@@ -50,11 +48,7 @@ class Target(NamedTuple):
 
 
 def of_beir(dataset_dir: str | Path, split: str) -> Target:
-    """The pairs that a split of a BEIR folder judges relevant.
-
-    Raises:
-        InputError: anything in the folder that cannot be used.
-    """
+    """The pairs that a split of a BEIR folder judges relevant."""
     qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     queries = _ids_by_text(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=True))
     docs = _ids_by_text(beir.iter_docs(beir.find_file(dataset_dir, "corpus"), skip_empty=True))
@@ -65,11 +59,7 @@ def of_beir(dataset_dir: str | Path, split: str) -> Target:
 
 
 def of_pair_store(pairs_dir: str | Path) -> Target:
-    """The pairs of a folder that was made of a table, whose ids are those of their texts (`table_store.text_id`).
-
-    Raises:
-        InputError: no such folder, or a damaged one.
-    """
+    """The pairs of a folder that was made of a table, whose ids are those of their texts (`table_store.text_id`)."""
     store = pair_store.open_pair_store(pairs_dir)
     queries, docs = store.query_store, store.doc_store
     pairs = [(queries.ids[query], docs.ids[doc]) for query, doc in store.pairs.tolist()]
@@ -89,7 +79,6 @@ def from_examples(
 
     Args:
         examples: rows of triplets, n-tuples, labelled pairs and lists; several may have the same pair.
-        target: the pairs that get the negatives.
         skip_unknown: leave out negatives that are missing from the documents, instead of refusing them.
         keep_identical_ids: a document with the id of its query may be a negative.
 
@@ -141,12 +130,7 @@ def from_ranking(
 
     Args:
         ranking: document ids by query id, best first, as `metrics.read_trec_run` reads them.
-        target: the pairs that get them.
         first_rank, depth: the ranks to take, relevant documents not counted; from 1.
-        keep_identical_ids: a document with the id of its query may be a negative.
-
-    Returns:
-        As of `from_examples`.
 
     Raises:
         InputError: a missing document, or no negative for any pair.

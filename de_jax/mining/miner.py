@@ -112,11 +112,8 @@ def embed(
     """Encodes all documents and the queries that are trained on, with a bar.
 
     Args:
-        run: its towers and parameters.
-        texts: of the training pairs.
         keep_as: the name of the documents' embeddings in the run's folder, see `corpus_embeddings`. After a kill, the same
             call continues with them. None keeps the embeddings only in memory.
-        texts_per_shard: see `corpus_embeddings.encode_to_dir`.
     """
     clock = _Clock()
     if keep_as:
@@ -154,9 +151,6 @@ def mine(
     Copies of a text under other ids are the same text.
 
     Args:
-        embedded: see `embed`.
-        texts: of the training pairs.
-        miner: the settings of mining.
         previous: the document rows of the previous generation, for the statistics.
         score: scores the index of documents, for the statistics.
 

@@ -44,13 +44,7 @@ def mine_generation(
     them. Several processes keep them in memory.
 
     Args:
-        run: its parameters rank.
-        mined: the pairs, and the folder of generations.
-        miner: the settings of mining.
         source: of a mixture; its embeddings are kept apart.
-        score: see `miner.mine`.
-        texts_per_shard: see `corpus_embeddings.encode_to_dir`.
-        facts: more for the manifest.
 
     Raises:
         InputError: earlier generations were mined from other texts, or as in `mine`.
@@ -91,12 +85,6 @@ class MineNegatives:
 
     Args:
         run_of: makes a run from the number of updates and the parameters.
-        mined: the run's negatives.
-        miner: the settings of mining.
-        every_steps: updates between two generations.
-        num_steps: updates of the whole run; nothing is mined after the last.
-        source: see `mine_generation`.
-        paused: surrounds each mining, see `LogMetrics.paused`.
     """
 
     def __init__(

@@ -61,11 +61,7 @@ class Candidates(NamedTuple):
 
 
 def of_dataset(dataset_dir: str | Path, split: str, negatives_dir: str | Path = "", *, skip_empty: bool = False) -> Candidates:
-    """The pairs of a BEIR folder's split, and their negatives in the newest whole generation of a folder.
-
-    Raises:
-        InputError: whatever is wrong with either, or ids that have no text.
-    """
+    """The pairs of a BEIR folder's split, and their negatives in the newest whole generation of a folder."""
     qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     pairs = {(query, doc): None for query, judged in qrels.items() for doc, grade in judged.items() if grade >= 1}
     found = dict(pairs)
@@ -115,13 +111,10 @@ def write(
 
     Args:
         out_dir: absent, empty, or begun by the same call.
-        candidates: the texts to score.
-        teacher: identifies this teacher.
         settings: on which its scores depend; JSON.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
         part: its pairs go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
-        progress: called with the number of scores just written.
 
     Raises:
         InputError: `out_dir` belongs to another teacher, other settings or other texts, or a score is not a finite number.
@@ -209,9 +202,6 @@ def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32
     """The logits of a cross-encoder that sentence-transformers opens.
 
     Args:
-        model: a folder, or a name of the Hugging Face hub.
-        candidates: the texts.
-        batch_size: of pairs.
         max_length: tokens of a query and a document together; None for the model's.
 
     Raises:
@@ -249,11 +239,7 @@ def _wanted(file: Path, ids: set[str], *, skip_empty: bool, with_title: bool = F
 
 
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether a folder holds all scores of a plan.
-
-    Raises:
-        InputError: it holds something else, or was begun with another plan.
-    """
+    """Whether a folder holds all scores of a plan."""
     is_complete, is_begun = TEACHER_SCORES.is_in(folder), (folder / PROGRESS_FILE).is_file()
     if is_complete:
         TEACHER_SCORES.require_same(folder, TEACHER_SCORES.open(folder), plan)

@@ -54,7 +54,6 @@ def export(
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
     Args:
-        run, out_dir, format, notes: as of `interop.export.export`; the folder's name is the model's.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
 

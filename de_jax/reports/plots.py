@@ -99,12 +99,7 @@ def embedding_map(
     the lines are short.
 
     Args:
-        query_embeddings, doc_embeddings: [n, D]; row i of both is a pair.
-        out_png: appears by rename.
-        title: first line of the picture.
         method: "tsne" (neighbourhoods) or "pca" (distances, linear).
-        seed: of the sample of pairs and of t-SNE.
-        max_pairs: pairs drawn, an even sample of all.
 
     Raises:
         InputError: shapes that differ, fewer than 3 pairs, a value that is not finite, or another method.
@@ -292,7 +287,6 @@ def new_figure(out_png: str | Path, *, figsize: tuple[float, float], title: str 
     Args:
         out_png: appears by rename, with 256 colours: a third of the bytes.
         figsize: width, `NARROW` or at most `WIDE`, and height, in inches.
-        title: above all panels; a picture of one panel has the panel's instead.
     """
     require()
     import matplotlib

@@ -43,7 +43,6 @@ class BM25Index:
         """Tokenizes and indexes the documents.
 
         Args:
-            texts, ids: the documents and their unique ids.
             k1: how slowly repeated words saturate, >= 0.
             b: how much long documents are scaled down, 0 to 1.
             stemmer: a Snowball algorithm by name, or None for words as they are.

@@ -112,12 +112,10 @@ def encode(
     """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
     Args:
-        encode_fn, store: the tower and the tokenized texts.
         max_length: tokens, special ones included; longer texts are cut.
         rows: which texts, in which order; all by default.
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `padded_length`; smaller wastes less work and compiles more.
-        progress: called with the number of texts of each finished micro-batch.
         writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
 
     Raises:

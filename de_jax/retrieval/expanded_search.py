@@ -74,12 +74,7 @@ def typical_to_dir(
     """Writes the typical representations of a corpus; after a kill, the same call continues and ends byte-equal.
 
     Args:
-        run, docs: its document tower encodes the corpus.
         views: of the documents, in their order. Their embeddings are averaged shard by shard and never written.
-        out_dir: absent, empty, begun or completed by the same call; something else raises InputError.
-        normalize: see `typical`.
-        texts_per_shard: the most views that are laid out together.
-        progress, options: `encode.docs`'s.
     """
     options = {"max_length": run.doc.max_length, **options}
     source = {

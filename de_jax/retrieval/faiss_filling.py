@@ -62,12 +62,7 @@ class Filling:
     """Fills an empty index with a corpus; for one use.
 
     Args:
-        index: empty, as FAISS's factory makes it.
-        factory: its name, for messages.
-        embeddings: one row a document; may be memory-mapped and larger than memory.
-        ids: the documents' ids, parallel to the rows.
         is_on_gpu: an index with inverted lists is trained and filled on the first GPU, others on the CPU.
-        train_size, seed: see `FaissIndex.build`.
     """
 
     def __init__(

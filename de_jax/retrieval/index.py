@@ -71,7 +71,6 @@ class ExactIndex:
                 must not change later.
             ids: the documents' ids, parallel to the rows; of rows with one id and one score the earlier comes first.
             kept_bytes: of copied documents that each device may keep; by default half of its free memory, `HOST_BYTES` on a CPU.
-            devices: that share the work; by default all of this process.
 
         Raises:
             InputError: no documents, ids that do not match, or a value that is not finite.
@@ -258,8 +257,6 @@ def ranking_of(
     A query is asked one document deeper than k, which shows whether a tie was cut, and twice as deep while it was.
 
     Args:
-        found: asks the engine.
-        id_ranks: see `ranks_by_id`.
         max_depth: the engine's limit; a deeper tie is cut as the engine cuts it.
         result_entries: results fetched at a time; bounds the memory.
     """

@@ -18,10 +18,6 @@ from de_jax.types import InputError, Ranking
 def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: int | None = None) -> PassageStore | None:
     """The passages that a run's documents are cut into; None if each is one text, which is the run's `max_passages = 1`.
 
-    Args:
-        run, docs: documents with its vocabulary.
-        length, stride: cut whole documents so instead; see `PassageStore`.
-
     Raises:
         InputError: lengths that do not fit, or a prompt before the documents.
     """
@@ -49,10 +45,6 @@ class MaxPIndex:
     The first passage of a document in a ranking is its best one, so the documents in the order of their first passages are
     the ranking by MaxP, as far as the passages go. Each query is searched as deep as its k documents need: at most
     (k - 1) C + 1 passages, if no document has more than C.
-
-    Args:
-        index: of passages; equal scores stand by document id.
-        doc_rows: int [p] the document of each passage; every document has one.
     """
 
     def __init__(self, index: Index, doc_rows: Int[np.ndarray, " p"]) -> None:

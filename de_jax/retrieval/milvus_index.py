@@ -62,14 +62,10 @@ def upload(
 
     Args:
         uri: of a server, such as "http://localhost:19530", or a file of Milvus Lite, which ends in ".db".
-        folder: of the embeddings; names the collection.
-        embeddings: float32, finite; may be memory-mapped.
-        ids: the documents' ids, parallel to the rows.
         texts: by document id; a text of more than 65,535 bytes is cut there.
         float16: stores the vectors in half precision, which Milvus Lite does not.
         index_type: Milvus's name, such as "FLAT" (exact), "HNSW" or "IVF_FLAT"; an index of another type is replaced.
         index_params: of the index, such as {"M": 16, "efConstruction": 200}.
-        progress: called with the number of rows that are done.
 
     Returns:
         "collection", "num_rows", "num_before" of an earlier call, and "num_cut_texts".
@@ -107,11 +103,6 @@ class MilvusIndex:
 
     Rankings follow the conventions of `ExactIndex`: equal scores stand by document id downwards, and a query that finds fewer than
     k documents fills up with row -1 and score -inf. With the index type "FLAT" scores agree to float32 rounding.
-
-    Args:
-        uri, folder, ids: see `upload`.
-        dim: of the queries.
-        params: of a search, such as {"nprobe": 16} or {"ef": 128}.
 
     Raises:
         InputError: there is no such collection, or it is incomplete or of other dimensions.

@@ -70,10 +70,6 @@ def folder_of(whole: Path) -> Path:
 def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
     """The folders of all parts of a whole, in order; none where no part was begun.
 
-    Args:
-        kind: of the folders, whose manifests give `of`, the number of all texts.
-        block: the manifest's entry with the size of a block; see `Part.rows`.
-
     Raises:
         InputError: a part is missing or incomplete, or there are parts of two splits.
     """
@@ -99,7 +95,6 @@ def join(whole: Path, firsts_of: Callable[[], np.ndarray]) -> None:
     """Joins the embeddings of all parts, if there are parts, byte for byte as one job writes them. It continues after a kill.
 
     Args:
-        whole: the folder that the parts are of.
         firsts_of: gives the first row with the text of each row, whose embedding all copies get.
 
     Raises:

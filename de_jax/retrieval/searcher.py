@@ -78,11 +78,7 @@ def open_searcher(
     """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder.
 
     Args:
-        run, corpus: embeds the documents (see `beir.iter_docs`) and the queries.
-        texts: the same documents by id.
-        build_index: see `faiss_index.index_builder`; by default the exact index.
         embeddings_dir: embeddings of the corpus by this run, from encode corpus.
-        skip_empty: see `beir.iter_queries`.
 
     Raises:
         InputError: embeddings of another model or of other documents, and the errors of reading the corpus.

@@ -52,8 +52,6 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     """The embeddings of a guide for the texts of two stores.
 
     Args:
-        guide_dir: written by `de-jax encode guide`.
-        query_store, doc_store: the texts of the rows.
         hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
 
     Raises:

@@ -30,15 +30,7 @@ class JoinedStore:
     """
 
     def __init__(self, stores: Mapping[str, TokenStore], max_lengths: Sequence[int]) -> None:
-        """Copies nothing.
-
-        Args:
-            stores: of each source, by name.
-            max_lengths: tokens of a text of each.
-
-        Raises:
-            InputError: more texts than int32 has numbers.
-        """
+        """Copies nothing. InputError: more texts than int32 has numbers."""
         own: dict[str, tuple[str, TokenStore, int]] = {}  # by content
         for (name, store), max_length in zip(stores.items(), max_lengths, strict=True):
             own.setdefault(store.content_hash, (name, store, max_length))
@@ -97,7 +89,6 @@ def joined_negatives(
     """The hard negatives of all sources.
 
     Args:
-        sources: those of each.
         firsts: of each source, the joined row of its first text, of "neg_docs" and of "neg_queries".
         num_pairs: of each source; the pairs of a source follow those of the source before.
     """
@@ -118,9 +109,7 @@ def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num
     """A teacher's scores of the pairs of all sources, whose documents stand in the rows of a joined store.
 
     Args:
-        sources: those of each; None if it has none.
         firsts: of each source, the joined row of its first document.
-        num_pairs: of each source; the pairs of a source follow those of the source before.
     """
     ends = np.cumsum(num_pairs)
     starts = [0, *ends[:-1].tolist()]

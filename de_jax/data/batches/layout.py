@@ -118,14 +118,11 @@ def packing(
     """The shape of rows that fits the texts of a store.
 
     Args:
-        store: the texts.
-        max_length: of a text, tokens.
         sample: the store rows of some batches, by which the usual number of rows is set.
         changes: later batches may hold longer texts than those of the sample; some rows are kept for them, since another number of
             rows is another shape to compile.
         holds_any: a row has room for any text, also a longer one than those of the store.
         row_multiple: the number of rows of the global batch is a multiple of it.
-        num_hosts: each packs its own share of a batch.
     """
     lengths = store.lengths(max_length)
     row_length = max_length if holds_any else min(_round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
@@ -171,13 +168,7 @@ def _num_rows(placed: list[tuple[np.ndarray, np.ndarray]]) -> int:
 
 
 def fit(lengths: Int[np.ndarray, " n"], row_length: int, max_texts: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Which row each text goes to, and its place there: longest first, each to the fullest row that has room (best fit).
-
-    Args:
-        lengths: tokens of each text, at most `row_length`.
-        row_length: tokens of a row.
-        max_texts: texts of a row.
-    """
+    """Which row each text goes to, and its place there: longest first, each to the fullest row that has room (best fit)."""
     row, place = np.zeros(len(lengths), np.int32), np.zeros(len(lengths), np.int32)
     open_rows: list[list[int]] = [[] for _ in range(row_length + 1)]  # by free tokens
     nonempty = 0  # bit f is set where open_rows[f] has a row

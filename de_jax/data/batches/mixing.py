@@ -23,10 +23,6 @@ def shares_of(num_pairs: Sequence[int], temperature: float) -> list[float]:
     1 is in proportion to the sizes, so that every pair is seen equally often; a higher temperature gives small sources more, and
     a very high one the same to all. GTE (Li et al. 2023) takes 2, the square root of the sizes.
 
-    Args:
-        num_pairs: of each source.
-        temperature: above 0.
-
     Example:
         >>> [round(share, 2) for share in shares_of([100, 400], temperature=2.0)]
         [0.33, 0.67]
@@ -48,10 +44,8 @@ def require_distinct(names: Sequence[str], distinct: Sequence[int], rates: Seque
     """Raises `InputError` where a task's share of a batch is more than the pairs that a batch without repetitions can hold of it.
 
     Args:
-        names: of the tasks, for the message: "source 'nq'".
         distinct: of each task, see `num_distinct`.
         rates: of each task, in any unit.
-        batch_size: pairs.
     """
     for name, number, share in zip(names, distinct, _shares(rates).tolist(), strict=True):
         if share * batch_size > number * (1 + 1e-9):

@@ -46,13 +46,10 @@ class TrainingPairs(NamedTuple):
     """Training pairs and the texts of their rows, whichever source they come from.
 
     Attributes:
-        name: of the data set, for messages.
-        query_store, doc_store: the texts.
         pairs: int32 [P, 2] (query row, document row).
         hashes: of "queries" and "docs" that the manifests of negatives must have; empty for no check.
         passages: of documents with several passages; the best one for a query counts.
         drop_identical_ids: a document with the id of a query is no negative of it; see `input_policy`.
-        query_tokenizer, doc_tokenizer: of the stores; None if nothing else is tokenized.
         neg_docs, neg_queries: int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` where a pair has fewer.
         scores: float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without.
         dev_qrels: judgements that score checkpoints, of texts in the stores.
@@ -60,7 +57,6 @@ class TrainingPairs(NamedTuple):
             every pair once.
         own_queries: gives the text of each pair's query, as far as it is known.
         is_part: of the corpus whose generated queries are given.
-        parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
         told: the warnings of the import, given again whenever the folder is opened.
         first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None if rows
@@ -206,13 +202,8 @@ class PairBatches:
         """Plans the first epoch, unless the batches hold pairs of other sources too.
 
         Args:
-            pairs: with their texts.
-            options: size, lengths, order and layout of a batch.
-            share: which rows of a batch this host makes.
             negatives: hard negatives of each pair by step, with `Negatives.draw`.
             doc_texts: of the documents of `pairs.doc_store`, instead of their beginnings.
-            scores: see above.
-            guide: a guide's embeddings of all texts.
 
         Raises:
             InputError: a batch that the pairs cannot fill or that the hosts cannot share.
@@ -348,11 +339,7 @@ class EpochPlan:
         unique_in_batch: bool,
         epoch_order: Callable[[int], np.ndarray] | None = None,
     ) -> None:
-        """Plans the first epoch; the arguments are those of `PairsOptions` and `TrainingPairs`.
-
-        Raises:
-            InputError: not even one batch can be filled.
-        """
+        """Plans the first epoch; the arguments are those of `PairsOptions` and `TrainingPairs`."""
         self._pairs = np.stack([_by_first_place(texts) for texts in pairs.T], axis=1)
         self._batch_size = batch_size
         self._seed = seed

@@ -61,11 +61,7 @@ def of_array(
 
 
 def of_file(path: str | Path, texts: TrainingPairs) -> ScoresOf:
-    """Scores of the texts that have the ids, whatever the negatives are; see `by_rows`.
-
-    Raises:
-        InputError: a malformed line, or no score of any training pair.
-    """
+    """Scores of the texts that have the ids, whatever the negatives are; see `by_rows`."""
     score_of, pairs = by_rows(path, texts), texts.pairs
 
     def find(chosen: np.ndarray, docs: np.ndarray) -> np.ndarray:
@@ -106,10 +102,6 @@ def read(
     Args:
         path: a folder by `de-jax score pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
             line with unknown texts is skipped.
-        query_store, doc_store: the texts.
-
-    Raises:
-        InputError: a folder that is not complete, a line with other columns, or a score that is not a finite number.
     """
     path = file_of(path)
     query_ids, doc_ids, scores = [], [], []

@@ -102,12 +102,9 @@ def window_batches(
     Memory holds two to three windows. Ids of texts are 31-bit hashes of their ids, or of their tokens if there are no ids.
 
     Args:
-        shards: the source.
-        tokenizers: of "query" and "doc".
         window: examples that are shuffled together; rounded down to whole batches, at least one.
         options: of batches. No text occurs twice in a batch of unique texts as far as its window allows; the pairs that are left
             over fill the window's last batches.
-        share: which rows of a batch this host makes.
 
     Raises:
         InputError: a batch that the hosts cannot share; later, a source without pairs, or an empty text.

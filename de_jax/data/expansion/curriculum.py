@@ -95,9 +95,7 @@ class Curriculum:
         """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
 
         Args:
-            ranked: of all pairs.
             pairs: numbers of pairs; draws of one do not depend on the others.
-            step: updates already done.
         """
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
@@ -125,14 +123,7 @@ class Curriculum:
 def rank_queries(
     golds: Sequence[str], queries: Callable[[int], Sequence[str]], measure: Measure, pairs: range | None = None
 ) -> RankedQueries:
-    """Sorts each pair's generated queries by relevance; equal scores stand in the order of the expansion.
-
-    Args:
-        golds: each pair's own query.
-        queries: those generated for a pair's document, by the pair's number.
-        measure: see `relevance`.
-        pairs: their numbers; all by default.
-    """
+    """Sorts each pair's generated queries by relevance; equal scores stand in the order of the expansion."""
     order, scores, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [0]
     for pair in range(len(golds)) if pairs is None else pairs:
         gold, generated = golds[pair], queries(pair)
@@ -182,12 +173,6 @@ def ranked_texts(
     Args:
         read: gives the ids (query, document) of the pairs, each pair's query, and by its number the queries of its document.
         hashes: change whenever that does, the expansion's own aside.
-        expansion: a folder, or a single file.
-        measure: a name out of `relevance.MEASURES`.
-        score_file: scores in its place, see `relevance.ScoreFile`.
-
-    Raises:
-        InputError: an unknown measure, or what reading the files raises.
     """
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
@@ -208,13 +193,7 @@ def ranked_texts(
 
 
 def cached_ranking(folder: str | Path, made_from: dict[str, Any], rank: Callable[[], Iterable[RankedQueries]]) -> RankedQueries:
-    """A ranking that is kept beside its expansion, memory-mapped; made on first use, by one process.
-
-    Args:
-        folder: of the expansion.
-        made_from: JSON that changes whenever the ranking would: the expansion, the pairs, the measure.
-        rank: makes the ranking, some pairs after others.
-    """
+    """A ranking that is kept beside its expansion, memory-mapped; made on first use, by one process."""
     identity = {"format": RANKED_QUERIES.format, **made_from}
     key = folders.key_of(json.dumps(identity, sort_keys=True))
 

@@ -49,14 +49,8 @@ class CurriculumTexts:
         """Lists the texts that may be asked for; nothing is copied.
 
         Args:
-            docs: of the corpus.
-            pairs: rows (query, document) that are trained on.
             queries: of every document; for the strategy "gold" those of its pairs.
-            golds: each pair's own query.
             ranked: of each pair; None for "gold".
-            curriculum: the strategy and its settings.
-            measure: of relevance, for hard negatives.
-            max_query_length: tokens of a query, beyond which it is cut.
         """
         self._queries, self._golds, self._ranked = queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
@@ -85,8 +79,6 @@ class CurriculumTexts:
 
         Args:
             doc_rows: the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` if there are fewer.
-            chosen: numbers of the pairs.
-            step: of training, from 0.
         """
         if doc_rows.ndim == 1:
             indices = self._gold_indices[chosen] if self._ranked is None else self._curriculum.choose(self._ranked, chosen, step)
@@ -118,11 +110,8 @@ def open_expansion(
     """The documents of a corpus with the queries that a curriculum chooses, which are tokenized on first use.
 
     Args:
-        pairs: with their tokenizers and their own queries.
-        options: of the source.
         curriculum: with the number of its steps.
         has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
-        cache_dir: holds the store of queries.
 
     Raises:
         InputError: an expansion that is of another corpus, damaged or without queries.

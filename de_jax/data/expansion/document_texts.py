@@ -95,7 +95,6 @@ class ExpandedTexts(_Expanded):
     Attributes:
         doc_rows: int64 [m] the document of each text.
         ids: of each text the id of its document.
-        num_texts: m.
         content_hash: equal for equal texts.
     """
 
@@ -108,17 +107,7 @@ class ExpandedTexts(_Expanded):
         *,
         max_query_length: int = 32,
     ) -> None:
-        """Takes the texts; nothing is copied.
-
-        Args:
-            docs, queries: by the same tokenizer.
-            doc_rows: rows of `docs`.
-            query_rows: numbers of `queries`, `PADDING_ID` where a text has fewer.
-            max_query_length: tokens of a query, beyond which it is cut.
-
-        Raises:
-            InputError: stores of different vocabularies, or no room for a query.
-        """
+        """Takes the texts; nothing is copied."""
         super().__init__(docs, queries, max_query_length)
         self.doc_rows, self._query_rows = np.asarray(doc_rows, np.int64), np.asarray(query_rows, np.int64)
         self.ids, self.num_texts = ids_of_docs(docs.ids, self.doc_rows), len(self.doc_rows)
@@ -166,15 +155,7 @@ class TextsWithOneQuery(_Expanded):
     """
 
     def __init__(self, docs: TokenStore, queries: GeneratedQueries, *, max_query_length: int = 32) -> None:
-        """Takes the texts; nothing is copied.
-
-        Args:
-            docs, queries: of the corpus, by the same tokenizer.
-            max_query_length: tokens of a query, beyond which it is cut.
-
-        Raises:
-            InputError: different vocabularies, no room for a query, or more texts than batches can number.
-        """
+        """Takes the texts; nothing is copied."""
         super().__init__(docs, queries, max_query_length)
         self.bare = np.cumsum(queries.counts + 1) - queries.counts - 1
         self.num_texts = len(queries.counts) + int(queries.counts.sum())
@@ -221,13 +202,7 @@ class TextsWithOneQuery(_Expanded):
 
 
 def corpus_expansion(docs: TokenStore, queries: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
-    """S views of each document, each with one of its first S queries; a document with none is there once, alone.
-
-    Args:
-        docs, queries: of the corpus, by the same tokenizer.
-        num_queries: S; blank queries and repetitions are passed over.
-        options: of `ExpandedTexts`.
-    """
+    """S views of each document, each with one of its first S queries; a document with none is there once, alone."""
     chosen = [numbers if len(numbers) else np.array([PADDING_ID]) for numbers in _first_usable(queries, num_queries)]
     doc_rows = np.repeat(np.arange(docs.num_texts), [len(numbers) for numbers in chosen])
     return ExpandedTexts(docs, queries, doc_rows, np.concatenate(chosen)[:, None], **options)

@@ -96,11 +96,7 @@ class ExpansionWriter:
 
 
 def read_plan(folder: str | Path) -> dict[str, Any]:
-    """What decides the queries of an expansion that is begun or complete.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """What decides the queries of an expansion that is begun or complete."""
     plan: dict[str, Any] = reading.read_json(Path(folder) / PLAN_FILE, Record({}))
     return plan
 
@@ -161,12 +157,7 @@ def write_released(
     """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`.
 
     Args:
-        paths: see `iter_released`.
-        corpus: the corpus file that they are of.
-        folder: of the expansion.
-        docs_per_part: documents of a part.
         skip_empty: leave empty documents and their predictions out instead of refusing them.
-        about: more for the plan.
 
     Raises:
         InputError: what `iter_released` raises, or queries for a document that the corpus has not or that came before.
@@ -237,7 +228,6 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
     Args:
         paths: all of one kind, plain or .gz.
-        doc_ids: of the corpus, in its order; for text files alone.
 
     Raises:
         InputError: files of several kinds, a malformed line, or another number of lines than documents.

@@ -64,9 +64,6 @@ def open_queries(
 
     Args:
         path: an expansion; documents without a line in it have no queries.
-        docs: the corpus, by the same tokenizer.
-        tokenizer: of the document tower.
-        cache_dir: holds the store.
         is_part: `docs` may be a part of the corpus; the queries of others are passed over.
         only: the rows of documents whose queries are wanted; all by default. Others have none then.
 

@@ -74,9 +74,6 @@ class ScoreFile:
     Args:
         path: one line for each pair, a score for each of its document's generated queries in the order of the expansion.
         pairs: (query id, document id) of each training pair.
-
-    Raises:
-        InputError: a malformed line, or a pair without one.
     """
 
     def __init__(self, path: str | Path, pairs: Sequence[tuple[str, str]]) -> None:

@@ -78,13 +78,7 @@ def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, 
     """Writes a generation; it appears when it is complete.
 
     Args:
-        negatives_dir: of all generations.
-        number: of this generation; higher than the existing numbers.
-        mined: at least one pair.
         facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
-
-    Raises:
-        InputError: nothing was mined, or the generation exists already.
     """
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
@@ -177,11 +171,7 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
 
 
 def read(generation: Generation) -> MinedPairs:
-    """The arrays of a generation, memory-mapped.
-
-    Raises:
-        DamagedGeneration: a file that is missing, or whose content is not a miner's.
-    """
+    """The arrays of a generation, memory-mapped. DamagedGeneration: a file that is missing, or whose content is not a miner's."""
     num_pairs, mend = generation.manifest["num_pairs"], NEGATIVES.mend
     shapes: dict[str, tuple[int | None, ...]] = {"pairs": (num_pairs, 2), "query_ids": (None,), "doc_ids": (None,)}
     with _damage():
@@ -205,10 +195,6 @@ def read(generation: Generation) -> MinedPairs:
 
 def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
     """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that is relevant in a pair.
-
-    Args:
-        generation: mined for these pairs, or for more.
-        texts: the pairs, and the texts of the rows.
 
     Returns:
         "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].

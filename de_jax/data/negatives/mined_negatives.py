@@ -60,7 +60,6 @@ class MinedNegatives:
 
     Attributes:
         negatives_dir: holds the generations.
-        texts: the pairs, and the texts of the rows.
         num_drawn: "neg_docs" and "neg_queries", how many of each a row of a batch gets; those with none are absent.
         switches: all so far, by rising step; none before `begin`.
     """
@@ -77,7 +76,6 @@ class MinedNegatives:
         """Reads nothing yet.
 
         Args:
-            negatives_dir, texts, num_drawn: see above.
             switches_file: of the run; None keeps them in memory.
             is_first: whether this process, of all that train, writes the file; the others wait for it.
         """
@@ -189,12 +187,7 @@ class MinedNegatives:
         return None
 
     def accepts(self, number: int, within: float | None = None) -> bool:
-        """Whether a generation is whole and fits the training pairs. If so, it is in memory; if not, warns once.
-
-        Args:
-            number: of the generation.
-            within: as in `newer`.
-        """
+        """Whether a generation is whole and fits the training pairs. If so, it is in memory; if not, warns once."""
         return self._is_read(number, within) and self._attempt(number, passes_over=InputError) is not None
 
     def manifests(self) -> dict[int, Mapping[str, Any]]:
@@ -323,9 +316,6 @@ def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: st
 
     Args:
         negatives_dir: "{run_dir}" and "{source}" in it stand for `run_dir` and `source`.
-        run_dir: gets the file of switches; "" for none.
-        texts, options: of `MinedNegatives`.
-        source: its name, if there are several.
     """
     name = SWITCHES_FILE.replace(".", f"_{source}.") if source else SWITCHES_FILE
     folder = negatives_dir.replace("{run_dir}", run_dir).replace("{source}", source)
@@ -333,11 +323,7 @@ def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: st
 
 
 def read_switches(path: str | Path) -> list[Switch]:
-    """The switches of a run so far, by rising step; a last line that was cut off never came into force, and is left out.
-
-    Raises:
-        InputError: a malformed line.
-    """
+    """The switches of a run so far, by rising step; a last line that was cut off never came into force, and is left out."""
     path = Path(path)
     switches: list[Switch] = []
     num_whole = read_bytes(path).count(b"\n") if path.exists() else 0

@@ -109,8 +109,6 @@ class Tables(NamedTuple):
     """The tables for training and for scoring checkpoints.
 
     Attributes:
-        train: the table.
-        dev: a separate table; None without such a table.
         dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
     """
 
@@ -238,12 +236,7 @@ def save(
     """Completes a folder that holds the token stores and the tokenizers already.
 
     Args:
-        folder: under a temporary name, see `Kind.writing`.
-        parts: the tasks, in the order of their pairs.
-        arrays: "pairs", "neg_docs" or "neg_queries" where anything was mined, and "scores" if there are any.
-        dev_qrels: judgements, by id.
         made_from: equal for folders with equal content.
-        told: the warnings of the import.
     """
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False), allow_pickle=False)

@@ -55,10 +55,6 @@ def write(
 
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
-        sources: of the training pairs.
-        dev_sources: of the judgements that score checkpoints; may be empty.
-        tokenizers: of the query and the document side.
-        made_from: see `pair_store.save`.
         skip_empty: leave empty texts out, and the training pairs that have one.
 
     Raises:

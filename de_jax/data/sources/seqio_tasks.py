@@ -52,11 +52,7 @@ class Selection(NamedTuple):
 
 
 def import_seqio() -> Any:
-    """The module seqio, with TensorFlow kept off the accelerators.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """The module seqio, with TensorFlow kept off the accelerators."""
     with needs("seqio", "a seqio task"):
         import seqio
         import tensorflow as tf
@@ -304,8 +300,6 @@ def open_stream(
     """A task of pairs with their texts, to be read in shards, and its tokenizers by side.
 
     Args:
-        selection: its dev split is left alone.
-        max_lengths: tokens of "query" and "doc" beyond which a text is cut as it is read.
         sizes_dir: keeps the sizes of the shards that were read, for runs that continue.
         num_drawn: how many "neg_doc" and "neg_query" are wanted, where the task has their ids.
 

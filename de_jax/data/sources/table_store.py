@@ -47,13 +47,7 @@ def write_pairs(
 
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
-        tables: to read.
-        tokenizers: of the "query" and the "doc" side.
-        made_from: see `pair_store.save`.
         read: gets the reading of each table, with its counts of rows.
-
-    Raises:
-        InputError: a row that cannot be used, no pair to train on, or another folder.
     """
     with pair_store.PAIR_STORE.writing(out_dir) as folder:
         for side, name in SIDES.items():

@@ -63,16 +63,12 @@ def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None,
     Hard negatives are its last documents; scores are left out.
 
     Args:
-        out_dir: absent, empty, or a former one, which is replaced.
         tables: to read; twice if they have hard negatives.
         read: gets the reading of each table, with its counts of rows.
         only_split: the name of the only split, instead; then the table may lack queries.
 
     Returns:
         How many "queries", "docs", "train_pairs" and "dev_pairs" there are.
-
-    Raises:
-        InputError: as of `table_store.write_pairs`, or two texts with the same id.
     """
     read = [] if read is None else read
     with folders.atomic_dir(out_dir, beir.BEIR_KIND) as folder, ExitStack() as stack:

@@ -240,10 +240,6 @@ def qrel_pairs(
 def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
     """The data that a trainer reads from any source of pairs.
 
-    Args:
-        pairs: with their texts, tokenizers and judgements for checkpoints.
-        options, share: of the source.
-
     Raises:
         InputError: settings that do not go together, negatives or generated queries of other texts, or batches that the pairs
             cannot fill.
@@ -408,12 +404,7 @@ def open_stores(
     *,
     skip_empty: bool = False,
 ) -> tuple[TokenStore, TokenStore]:
-    """The token stores of a BEIR folder's queries and documents, built if they are missing.
-
-    Args:
-        cache_dir: where stores are kept; by default under `files.cache_dir()`.
-        skip_empty: pass over empty texts instead of refusing them.
-    """
+    """The token stores of a BEIR folder's queries and documents, built if they are missing."""
     store = functools.partial(cached_token_store, cache_dir=store_dir(cache_dir), skip_empty=skip_empty)
     queries = store(beir.find_file(dataset_dir, "queries"), query_tokenizer, kind="queries")
     return queries, store(beir.find_file(dataset_dir, "corpus"), doc_tokenizer)

@@ -65,11 +65,9 @@ class TokenStore:
     Attributes:
         ids: text ids in row order.
         encoded_ids: bytes [n], the same in UTF-8, memory-mapped.
-        num_texts: n.
         tokens: int32 [total], memory-mapped.
         offsets: int64 [n + 1], memory-mapped.
         prefix_ids, suffix_ids: special tokens put around every text.
-        vocab_size: entries of the vocabulary; every token id is below it.
         tokenizer_fingerprint: SHA-256 of the vocabulary file.
         content_hash: SHA-256 over ids, tokens and vocabulary; equal stores have equal hashes.
         skipped_ids: of empty texts that were left out.
@@ -171,10 +169,8 @@ def build_token_store(
 
     Args:
         texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
-        tokenizer: encodes each chunk in parallel.
         store_dir: absent, empty, or a former token store, which is replaced.
         skip_empty: leave texts that are "" out, and record their ids.
-        progress: show a bar on stderr.
 
     Raises:
         InputError: something else in the folder, no texts, duplicate ids, or a text without tokens.
@@ -201,15 +197,7 @@ def body_room(max_length: int, num_specials: int, name: str = "a maximum length"
 
 
 def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
-    """Texts as a token store in memory, without a folder; the id of a text is its place.
-
-    Args:
-        texts: read once.
-        tokenizer: encodes each chunk in parallel.
-
-    Raises:
-        InputError: a text without tokens.
-    """
+    """Texts as a token store in memory, without a folder; the id of a text is its place. InputError: a text without tokens."""
     tokens, lengths, num_texts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
     for chunk in _chunks(("", text) for text in texts):
         names = range(num_texts, num_texts + len(chunk))
@@ -264,12 +252,7 @@ def cached_token_store(
     once, one builds and the others wait. Texts that are left out are counted on stderr.
 
     Args:
-        texts_file: see `beir.iter_queries`.
-        tokenizer: encodes the texts.
-        cache_dir: holds the stores.
         kind: "docs" (the title is part of the text) or "queries".
-        skip_empty: see `beir.iter_queries`.
-        progress: show a bar on stderr while building.
     """
     if kind not in KINDS:
         raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")
@@ -330,11 +313,6 @@ def text_hashes(store: Store, max_length: int, rows: np.ndarray | None = None) -
     """64 bits that tell the tokens of each text, cut to `max_length`, from others: a sum of tokens times random odd numbers.
 
     Two texts of fewer than 2^17 different tokens have equal hashes with a probability below 2^-46.
-
-    Args:
-        store: the texts.
-        max_length: tokens, special ones included.
-        rows: which texts; all by default.
     """
     lengths = store.lengths(max_length)
     rows = np.arange(len(lengths)) if rows is None else rows  # type: ignore[arg-type]

@@ -137,11 +137,7 @@ def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
 
 
 def find_qrels(dataset_dir: str | Path, split: str) -> Path:
-    """The judgements of a split.
-
-    Raises:
-        InputError: no such folder or no such split; lists the splits.
-    """
+    """The judgements of a split. InputError: no such folder or no such split; lists the splits."""
     require_folder(folder_of(dataset_dir), "give a data set in the BEIR layout, or a table")
     splits = find_splits(dataset_dir)
     split = split if split in splits else next((only for only in splits if only == ANY_SPLIT), split)
@@ -198,9 +194,6 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
     """One split of a data set in memory: every document, and the queries the split judges, in file order.
 
     With `skip_empty`, judgements of empty texts stay: such a document counts as relevant and cannot be found.
-
-    Raises:
-        InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
     """
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
@@ -236,9 +229,6 @@ def write(
 
     Args:
         dataset_dir: gets `corpus.jsonl.gz`, `queries.jsonl` and `qrels/<split>.tsv`, each by rename, the judgements last.
-        docs: (id, title, text) of each document.
-        queries: (id, text) of each query.
-        qrels: judgements by split.
     """
     dataset_dir = Path(dataset_dir)
     with outputs.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, deterministic_gzip(temporary) as file:

@@ -87,11 +87,7 @@ def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_passages(path: str | Path) -> Iterator[tuple[str, str, str]]:
-    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`.
-
-    Raises:
-        InputError: a column is missing, or a row cannot be read.
-    """
+    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`. InputError: a column is missing, or a row cannot be read."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if missing := [name for name in _COLUMNS if name not in names]:
@@ -116,11 +112,9 @@ def write_beir(
 
     Args:
         out_dir: absent, empty, or a former BEIR folder, which is replaced; appears when it is complete.
-        passages: see `read_passages`.
         questions: files of training questions by the split that their judgements are for, `train` and perhaps `dev`. Questions
             without a positive passage are left out.
         answers: files of test questions, which get `answers.jsonl` and no judgements.
-        max_positives: passages of one question, from its first on.
 
     Returns:
         How many "passages" and "test_questions" there are, and how many "<split>_pairs".

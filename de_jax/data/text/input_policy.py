@@ -46,15 +46,7 @@ def tell_graded(name: str, number: int) -> None:
 
 
 def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
-    """Counts texts that are longer than the setting.
-
-    Args:
-        name: of the data.
-        kind: "queries in training", for example.
-        lengths: [n] tokens of each text as a whole.
-        setting: the maximum's name.
-        max_length: tokens.
-    """
+    """Counts texts that are longer than the setting."""
     share = float(np.mean(lengths > max_length))
     most = int(np.quantile(lengths, 0.99, method="higher"))
     outputs.tell(

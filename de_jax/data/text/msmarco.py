@@ -25,11 +25,7 @@ class Files(NamedTuple):
 
 
 def find_files(dataset_dir: str | Path, kind: str) -> Files:
-    """The files of one kind, "passages" or "documents".
-
-    Raises:
-        InputError: an unknown kind, or a missing file.
-    """
+    """The files of one kind, "passages" or "documents"."""
     if kind not in _PATTERNS:
         raise InputError(f"the kind of MS MARCO is '{kind}'; it is one of {', '.join(_PATTERNS)}.")
     docs, queries, qrels = (_find(Path(dataset_dir), pattern) for pattern in _PATTERNS[kind])

@@ -40,8 +40,6 @@ def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = 
     """The sets in a folder, by name, each in the BEIR layout; those of parquet files are written so in the cache.
 
     Args:
-        root: as above.
-        cache_dir: gets folders named by the content of the parquet files.
         name: of the set, where `root` itself is one; default the folder's name.
 
     Raises:

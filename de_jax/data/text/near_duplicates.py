@@ -39,10 +39,6 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
 
     A text is dropped when the shingles it shares with a kept text are more than `max_resemblance` of the two texts' shingles
     together (Jaccard). A pair at .7 is found with a probability of .99, one at .6 with .89.
-
-    Args:
-        shingle_sets: of each text, from `shingles`.
-        max_resemblance: 0 to 1.
     """
     kept: list[int] = []
     buckets: dict[tuple[int, int], list[set[int]]] = {}

@@ -17,7 +17,6 @@ class PassageStore:
     Attributes:
         doc_rows: int64 [p] the document of each passage, a row of the token store; ascending.
         ids: of each passage the id of its document.
-        num_texts: p.
         most_passages: C, of any document.
         content_hash: equal for equal stores, lengths, strides and numbers of passages.
     """
@@ -26,10 +25,8 @@ class PassageStore:
         """Finds where passages begin; a document no longer than `length` is one passage.
 
         Args:
-            store: the documents.
             length: tokens of a passage, special ones included.
             stride: tokens from the beginning of one to that of the next; by default passages do not overlap.
-            max_passages: of a document, the first ones; None for all.
 
         Raises:
             InputError: no room beside the special tokens, a stride that would leave tokens out, or no passages.

@@ -422,11 +422,7 @@ def _of_batches(batches_of: Callable[[Path, Wanted], Iterator[Any]], path: Path,
 
 
 def _records(batch: Any) -> list[dict[str, Any] | None]:
-    """The rows of a batch, which is checked first; None for a row that is not UTF-8.
-
-    Raises:
-        OSError: a damaged batch.
-    """
+    """The rows of a batch, which is checked first; None for a row that is not UTF-8. OSError: a damaged batch."""
     try:
         batch.validate(full=True)
         return cast(list[dict[str, Any] | None], batch.to_pylist())

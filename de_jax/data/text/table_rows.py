@@ -92,7 +92,6 @@ class Reading:
     """Reads the rows of a table, and counts the skipped rows.
 
     Attributes:
-        table: the table to read.
         num_rows: so far, bad ones included.
         num_bad_rows: passed over.
         columns: of the first row.
@@ -180,11 +179,6 @@ def columns_of(names: Sequence[str], given: Mapping[str, str], *, as_texts: bool
 
     >>> columns_of(["Question", "answer", "negative_1", "negative_2", "url"], {})
     {'query': ('Question',), 'doc': ('answer',), 'neg_docs': ('negative_1', 'negative_2')}
-
-    Args:
-        names: of the table's columns.
-        given: see `Table.columns`.
-        as_texts: of `Reading`.
 
     Raises:
         ValueError: a missing column, no column for the query or the document, or several columns for a role except neg_docs. The

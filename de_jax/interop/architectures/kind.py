@@ -43,9 +43,6 @@ def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: st
     """Checks that nothing in a file is skipped in silence; returns sentences about what transformers skips as well.
 
     Args:
-        file: for messages.
-        values: its JSON object, or a part of it.
-        keys: the table of this kind of file.
         model_type: of a config.json; a setting that is unknown here is left out if transformers ignores it for this type.
 
     Raises:
