@@ -32,9 +32,6 @@ def register(name: str, *, negatives_dir: str, texts: str) -> None:
         negatives_dir: a generation, or a folder of generations, whose newest whole one is taken; or a folder of files .jsonl and
             .jsonl.gz without a manifest, which are read in the order of their names.
         texts: a task registered before that has its texts apart (`<texts>_queries`, `<texts>_docs`), as `beir` and `msmarco` do.
-
-    Raises:
-        InputError: no negatives, a damaged generation, or no such task of texts.
     """
     vocabularies = {}
     for side, suffix in SIDES.items():

@@ -75,11 +75,7 @@ class Owner:
         self._threads = [threading.Thread(target=one, daemon=True) for one in (self._keep_uploading, self._keep_beating)]
 
     def claim(self) -> bool:
-        """Becomes the owner; whether this machine was the last one, so that its files that were not uploaded count.
-
-        Raises:
-            InputError: another process owns the folder.
-        """
+        """Becomes the owner; whether this machine was the last one, so that its files that were not uploaded count."""
         outputs.make_folder(self.path)
         with open(self.path / copies.OWNER_FILE, "a+") as file:
             file.seek(0)

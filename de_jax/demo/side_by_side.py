@@ -87,11 +87,7 @@ class Column(NamedTuple):
 
 
 def open_corpus(dataset_dir: str | Path, *, skip_empty: bool = False) -> Corpus:
-    """The documents of a BEIR folder or a table, and queries to try: those of the test split, if there is one.
-
-    Raises:
-        InputError: no corpus, or a malformed file; names the file and the line.
-    """
+    """The documents of a BEIR folder or a table, and queries to try: those of the test split, if there is one."""
     path = beir.find_file(dataset_dir, "corpus")
     docs, _ = beir.read_texts(path, with_title=True, skip_empty=skip_empty)
     return Corpus(path, dict(zip(*docs, strict=True)), _examples(beir.folder_of(dataset_dir)))

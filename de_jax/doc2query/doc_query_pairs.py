@@ -52,9 +52,6 @@ def doc_query_pairs(
         length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this; smaller ones compile more.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.
         skip_empty: leave empty texts and their pairs out instead of refusing them.
-
-    Raises:
-        InputError: anything in the folders that cannot be used.
     """
     query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
     options = PairsOptions(

@@ -64,9 +64,6 @@ def generate_to_dir(
         about: more for the plan, such as the corpus's fingerprint.
         part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         progress: called with the number of documents just done.
-
-    Raises:
-        InputError: settings that cannot be, a store of another vocabulary, or an `out_dir` with something else.
     """
     if store.tokenizer_fingerprint != run.tokenizer.fingerprint:
         raise InputError("the documents were tokenized with another vocabulary than the generator's; tokenize them with its own.")
@@ -116,11 +113,7 @@ def generate_to_dir(
 
 
 def _join(folder: Path) -> None:
-    """Makes an expansion of its parts, if there are any, byte for byte what one job writes. It continues after a kill.
-
-    Raises:
-        InputError: a part is missing or damaged, or by another generator or of other documents than the first.
-    """
+    """Makes an expansion of its parts, if there are any, byte for byte what one job writes. It continues after a kill."""
     if EXPANSION.is_in(folder):
         parts.remove(folder)
     if not (shards := parts.complete(folder, EXPANSION, "docs_per_part")):
@@ -149,9 +142,6 @@ class QueryWriter:
     Args:
         min_distinct: a document with fewer different queries gets new draws in the place of blank and repeated ones, up to `ROUNDS`
             times.
-
-    Raises:
-        InputError: `min_distinct` above the number of queries, or without draws.
     """
 
     def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int, min_distinct: int = 0) -> None:

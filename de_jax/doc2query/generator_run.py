@@ -86,9 +86,6 @@ def train_generator(
 
     Returns:
         The trained run, and why it stopped before its end, if it did.
-
-    Raises:
-        InputError: the folder holds another run, another trainer is at work there, or what `loop.session` raises.
     """
 
     def start_from(fresh: Params) -> Params:
@@ -167,9 +164,6 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
 
     Args:
         step: of a checkpoint, or "best" for the one with the lowest dev loss.
-
-    Raises:
-        InputError: no such run there, no such checkpoint, or a damaged one.
     """
     run_dir = Path(run_dir)
     description, model = run_folder.described(GENERATOR_RUN, run_dir, Generator.from_json)

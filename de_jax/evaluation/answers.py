@@ -24,11 +24,7 @@ Answers = dict[str, list[str]]
 
 
 def read(path: str | Path) -> Answers:
-    """The answers in a jsonl file, plain or .gz: `_id` of the question and `answers`, at least one.
-
-    Raises:
-        InputError: a malformed line, a question twice, an answer without a word, or no question at all.
-    """
+    """The answers in a jsonl file, plain or .gz: `_id` of the question and `answers`, at least one."""
     path = Path(path)
     answers: Answers = {}
     for line, record in reading.read_records(path, _ANSWERS):

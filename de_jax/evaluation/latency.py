@@ -55,9 +55,6 @@ def measure(
     Args:
         runs: by name; the first is the baseline.
         queries: taken in order, again from the start if there are too few.
-
-    Raises:
-        InputError: there is no run, no query, or a number below 1.
     """
     if not runs or not queries or min([num_calls, *batch_sizes]) < 1:
         raise InputError("latency needs at least one run, one query, one call, and batches of at least one.")

@@ -61,11 +61,7 @@ def evaluate(
 
 
 def results_of(ranking: Ranking, query_ids: Sequence[str], doc_ids: Sequence[str], *, drop_identical_ids: bool = True) -> Results:
-    """A ranking with ids in the place of rows; row -1 is no document.
-
-    Raises:
-        InputError: there are not as many query ids as ranked queries.
-    """
+    """A ranking with ids in the place of rows; row -1 is no document."""
     if len(query_ids) != len(ranking.doc_rows):
         raise InputError(
             f"{len(query_ids)} query ids do not match a ranking of {len(ranking.doc_rows)} queries; give one id a query."
@@ -90,11 +86,7 @@ def means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, dict[str, float]]:
-    """The measures of each query of `qrels`, by query id; 0 where `results` has nothing for it.
-
-    Raises:
-        InputError: no judged query, or a measure that is unknown or cannot be computed.
-    """
+    """The measures of each query of `qrels`, by query id; 0 where `results` has nothing for it."""
     import ir_measures
 
     judged = {query_id: docs for query_id, docs in qrels.items() if docs}

@@ -74,9 +74,6 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     Example:
         >>> [round(end, 4) for end in confidence_interval([0.8, 0.9, 1.0, 1.0])]
         [0.7727, 1.0]
-
-    Raises:
-        InputError: fewer than 2 queries.
     """
     mean, half = math.fsum(values) / len(values), half_width(values)
     return _within_range(mean - half, mean + half, values)
@@ -136,11 +133,7 @@ def compare_all(
 
 
 def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " q"]:
-    """System minus baseline for each query, in the baseline's order.
-
-    Raises:
-        InputError: other queries than the baseline's, or fewer than 2.
-    """
+    """System minus baseline for each query, in the baseline's order."""
     if other := sorted(system.keys() ^ baseline.keys()):
         raise InputError(f"{len(other)} queries are scored for one system only ({other[0]}, ...); score both on the same queries.")
     if len(baseline) < 2:
@@ -190,11 +183,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_over_seeds(seeds: Sequence[Scores]) -> dict[str, float]:
-    """Each query's mean over runs that differ only by seed, as input of a test over queries.
-
-    Raises:
-        InputError: no seed, or seeds that were scored on different queries.
-    """
+    """Each query's mean over runs that differ only by seed, as input of a test over queries."""
     if not seeds:
         raise InputError("there is no seed to average; give the scores of at least one run.")
     if any(seed.keys() != seeds[0].keys() for seed in seeds):
@@ -216,9 +205,6 @@ def over_seeds(differences: Float[np.ndarray, "s q"]) -> OverSeeds:
 
     Args:
         differences: system minus baseline for the same seed and query.
-
-    Raises:
-        InputError: fewer than 2 seeds or 2 queries.
 
     Example:
         >>> round(over_seeds(np.array([[0.1, 0.2, 0.0, 0.1], [0.3, 0.1, 0.1, 0.2]])).p, 3)

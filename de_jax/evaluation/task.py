@@ -79,11 +79,7 @@ class Encoded(NamedTuple):
 
 
 def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
-    """The task of a BEIR folder or a table, or those of sub-folders where a folder has no corpus itself, as CQADupStack's.
-
-    Raises:
-        InputError: neither, or files missing or malformed.
-    """
+    """The task of a BEIR folder or a table, or those of sub-folders where a folder has no corpus itself, as CQADupStack's."""
     folder = beir.folder_of(dataset_dir).resolve()
     parts = [child for child in sorted(folder.iterdir()) if (child / "qrels").is_dir()] if folder.is_dir() else []
     if parts and not (folder / "qrels").is_dir():

@@ -79,11 +79,7 @@ def wing(path: str | Path) -> Any:
 
 
 def local(address: str | Path) -> Path:
-    """The path to use for a path of this machine or an address, which is fetched.
-
-    Raises:
-        InputError: no path, an address of another kind, or a bucket that cannot be read.
-    """
+    """The path to use for a path of this machine or an address, which is fetched."""
     if not isinstance(address, str | os.PathLike) or not os.fspath(address):
         raise InputError(f"the path is {address!r:.60}; name a folder by a str or a Path.")
     if not is_bucket(address):
@@ -119,11 +115,7 @@ def written(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def only_one(path: str | Path, what: str) -> Iterator[Any]:
-    """As `outputs.only_one`; for the copy of an address on all machines, by an `Owner` of the file's folder, which it yields.
-
-    Raises:
-        InputError: another process holds it; names it, and `what` it is doing.
-    """
+    """As `outputs.only_one`; for the copy of an address on all machines, by an `Owner` of the file's folder, which it yields."""
     with outputs.only_one(path, what):
         if not wing(folder := Path(path).parent):
             yield None

@@ -94,11 +94,7 @@ class Kind:
         return os.path.isfile(folder / self.file)
 
     def read_manifest(self, folder: str | Path) -> dict[str, Any]:
-        """The manifest, its other files unseen.
-
-        Raises:
-            InputError: it is absent, of another kind or version, or an entry is missing or wrong; names the file.
-        """
+        """The manifest, its other files unseen."""
         path = Path(folder) / self.file
         if not self.is_in(path.parent):
             reading.require_folder(folder, self.make)
@@ -116,11 +112,7 @@ class Kind:
             raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None
 
     def open(self, folder: str | Path, *, is_thorough: bool = False) -> dict[str, Any]:
-        """The manifest of a folder whose files are as they were written, by `check_files`.
-
-        Raises:
-            InputError: what `read_manifest` raises, or a file is missing or changed; names the file.
-        """
+        """The manifest of a folder whose files are as they were written, by `check_files`."""
         manifest = self.read_manifest(folder)
         check_files(Path(folder), mend=self.mend, is_thorough=is_thorough)
         return manifest
@@ -144,9 +136,6 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
     Args:
         path: absent, empty, or a former output of this kind, which is replaced.
         kind: such as "token store"; None for a folder that never replaces another and gets no checksums.
-
-    Raises:
-        InputError: `path` holds anything else, at the beginning or at the end; it stays as it is.
     """
     given = outputs.require_local(path)
     path = given.resolve()  # through a symbolic link, which stays
@@ -291,11 +280,7 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
 
 
 def check_files(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
-    """Compares a folder's files with their recorded sizes and checksums; files beyond `SMALL_BYTES` by size, unless `is_thorough`.
-
-    Raises:
-        InputError: a file is damaged; names it and the remedy, `mend`.
-    """
+    """Compares files with their recorded sizes and checksums; those beyond `SMALL_BYTES` by size, unless `is_thorough`."""
     if damage := next(damages(folder, largest=None if is_thorough else SMALL_BYTES), None):
         raise InputError(f"{damage}; {mend}.")
 

@@ -15,11 +15,7 @@ _MAX_RECORD = 1 << 26
 
 
 def read(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line that it begins in, object) of a UTF-8 file, plain or .gz: an array of objects, or objects one after another.
-
-    Raises:
-        InputError: the file cannot be read, or is not such JSON; names the line.
-    """
+    """Yields (line that it begins in, object) of a UTF-8 file, plain or .gz: an array of objects, or objects one after another."""
     path = Path(path)
     with reading.open_text(path) as file:
         text = _Text(path, file.read)

@@ -33,11 +33,7 @@ from de_jax.types import InputError
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure.
-
-    Raises:
-        InputError: `path` is a folder.
-    """
+    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
     path = require_local(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder, and a file is to be written there; move it away.")
@@ -76,11 +72,7 @@ def make_folder(path: Path) -> None:
 
 
 def in_home(path: str) -> str:
-    """A path with the home directory in the place of "~/", which no shell expands in --run_dir=~/run.
-
-    Raises:
-        InputError: a name that is not UTF-8, which no JSON file can hold.
-    """
+    """A path with the home directory in the place of "~/", which no shell expands in --run_dir=~/run."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -94,11 +86,7 @@ def is_in_home(text: Any) -> bool:
 
 
 def require_local(path: str | Path) -> Path:
-    """The path, if it is one of this machine; see `in_home`.
-
-    Raises:
-        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `addresses`.
-    """
+    """The path, if it is one of this machine; see `in_home`."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(path)):  # a `Path` has lost the second slash
         raise InputError(
             f"{path} is an address; give a path on this machine, because only commands, recipes and the functions of de_jax take "
@@ -248,11 +236,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_one(path: str | Path, what: str) -> Iterator[None]:
-    """Holds a file for one process at a time; its folder goes at the end if it was made for this and nothing else came there.
-
-    Raises:
-        InputError: another process holds it; names it, and `what` it is doing.
-    """
+    """Holds a file for one process at a time; its folder goes at the end if it was made for this and nothing else came there."""
     path = require_local(path)
     is_new = not path.parent.exists()
 

@@ -42,11 +42,7 @@ def require_folder(folder: str | Path, remedy: str) -> None:
 
 
 def regular_file(path: str | Path) -> Path:
-    """The path of a file that is there and is neither a folder, a pipe nor a device.
-
-    Raises:
-        InputError: it is absent or something else; nothing is opened, as opening a pipe waits for its writer.
-    """
+    """The path of a file that is there and is neither a folder, a pipe nor a device."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -65,11 +61,7 @@ def is_there(path: str | Path) -> bool:
 
 
 def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
-    """The content of a file of at most `max_bytes`, None for any size.
-
-    Raises:
-        InputError: it is absent, something else than a file, unreadable or larger.
-    """
+    """The content of a file of at most `max_bytes`, None for any size."""
     path = regular_file(path)
     with _opened(path, is_plain=True) as file:
         content = file.read() if max_bytes is None else file.read(max_bytes + 1)
@@ -94,10 +86,6 @@ def read_json(
     Args:
         check: gives the value as it is returned, see `settings.Record`.
         max_bytes: of the file; None for any number.
-
-    Raises:
-        InputError: the file cannot be read as of `read_bytes`, is not such JSON, or does not fit; names the file and where known
-            the line, or the keys.
     """
     path = Path(path)
     content = read_bytes(path, max_bytes=max_bytes)
@@ -116,11 +104,7 @@ def read_json(
 
 
 def read_records(path: str | Path, check: Check) -> Iterator[tuple[int, Any]]:
-    """Yields (line number, record) of a jsonl file, plain or .gz; blank lines are passed over.
-
-    Raises:
-        InputError: what `read_lines` raises, or a line that is not such a record; names the line.
-    """
+    """Yields (line number, record) of a jsonl file, plain or .gz; blank lines are passed over."""
     for line, raw in read_lines(path):
         try:
             value = check(parse_json(raw))
@@ -176,10 +160,6 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
 
     Args:
         keep_blank: yield blank lines too, which are passed over otherwise.
-
-    Raises:
-        InputError: the file is absent, something else, truncated or damaged, or has a line that is not UTF-8 or is longer than
-            `MAX_LINE_BYTES`; names the line.
     """
     for line, raw in read_byte_lines(path):
         try:
@@ -191,11 +171,7 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
 
 
 def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, line with its end) of a file, plain or .gz, for readers that can pass over lines that are not UTF-8.
-
-    Raises:
-        InputError: as of `read_lines`, except for the encoding.
-    """
+    """Yields (number from 1, line with its end) of a file, plain or .gz, for readers that skip lines that are not UTF-8."""
     path = regular_file(path)
     line = 0
     with _opened(path, lambda: f" after line {line}") as file:
@@ -228,9 +204,6 @@ def read_array(
         shape: that it must have; None if any size will do.
         in_memory: read the file instead of mapping it.
         rebuild: how a damaged file is mended, for the error.
-
-    Raises:
-        InputError: the file cannot be read, is no .npy file, or holds another dtype or shape.
     """
     path = regular_file(path)
     try:

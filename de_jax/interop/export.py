@@ -33,11 +33,7 @@ ONNX_FILES: dict[str, onnx_graph.Precision] = {
 
 
 def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:
-    """Writes a run into an existing folder; `onnx_graph` describes inputs and results of the files.
-
-    Raises:
-        InputError: onnx is not installed, or neither it nor sentence-transformers has a place for the model.
-    """
+    """Writes a run into an existing folder; `onnx_graph` describes inputs and results of the files."""
     sentence_transformers_export.write(folder, run)
     for tower, name in sentence_transformers.NAMES.items() if (folder / "query").is_dir() else [("doc", "")]:
         side, (config, params) = run.side(tower), run.tower(tower)
@@ -74,9 +70,6 @@ def export(
     Args:
         out_dir: must not exist; it appears once it is complete.
         card: the text of README.md, given those sentences; None for none.
-
-    Raises:
-        InputError: the folder exists, or the format has no place for this model.
     """
     if Path(out_dir).exists():
         raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")

@@ -184,9 +184,6 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
         fresh: all parameters, on a mesh.
         new: patterns of the parameters that stay fresh whatever the source holds.
         layers: for a tower that is cut from a deeper one, such as {"query": (0, 6)}; the source's other layers are left out.
-
-    Raises:
-        InputError: a parameter without a value, a value without a parameter, or one of another shape.
     """
     sizes, kept = _checked_places(init_from, fresh, new, layers)
     found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in sizes}
@@ -218,7 +215,7 @@ def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] =
 
 
 def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], fresh: Params, *, new: Sequence[str] = ()) -> None:
-    """Refuses tokens other than the weights know; not for towers whose embedder starts fresh, nor for sources without a vocabulary."""
+    """Refuses tokens other than the weights know, except for a fresh embedder and for sources without a vocabulary."""
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
     started = {path.split("/")[0] for path in paths.all_paths(fresh) if "/embedder/" in path and paths.matches(new, path)}
     for tower, source in sources.items():

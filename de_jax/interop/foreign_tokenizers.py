@@ -65,9 +65,6 @@ def read(
             "title [SEP] abstract".
         lowercase: texts are put into lower case first.
         is_alone: only tokenizer.json is read, and nothing stands around a text, as for a StaticEmbedding.
-
-    Raises:
-        InputError: transformers is not installed or does not open the tokenizer, or texts cannot be encoded in its way.
     """
     if special_tokens not in get_args(SpecialTokens):
         raise InputError(f"special_tokens is {special_tokens!r}; it is 'text' or 'as_transformers'.")

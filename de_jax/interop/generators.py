@@ -51,11 +51,7 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
 
 
 def read_transformers(folder: Path) -> tuple[Generator, Params, Tokenizer | None, int]:
-    """Model, float32 parameters, tokenizer and longest document of a T5ForConditionalGeneration (1.0, 1.1 or mT5) of transformers.
-
-    Raises:
-        InputError: another architecture, files that are missing or damaged, arrays that are missing or have no place.
-    """
+    """Model, float32 parameters, tokenizer and longest document of transformers' T5ForConditionalGeneration (1.0, 1.1, mT5)."""
     values = reading.read_json(folder / CONFIG_FILE, Record({}))
     if (kind := values.get("model_type")) not in t5.GENERATOR_TYPES:
         raise InputError(

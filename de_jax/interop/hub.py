@@ -27,11 +27,7 @@ def check_repo(repo: str) -> None:
 
 
 def exported_files(folder: str | Path) -> list[Path]:
-    """The files of an exported folder, below it, in order.
-
-    Raises:
-        InputError: not a folder that `de-jax export model` writes, or one with a link or a hidden file in it.
-    """
+    """The files of an exported folder, below it, in order."""
     folder = Path(folder)
     adapters = (f"{tower}/{peft_adapters.CONFIG_FILE}" for tower in (".", *sentence_transformers.NAMES.values()))
     marks = (sentence_transformers.MODULES_FILE, safetensors_model.MODEL_FOLDER.file, "serving.json", *adapters)
@@ -79,11 +75,7 @@ def push(folder: str | Path, repo: str, *, private: bool) -> str:
 
 
 def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
-    """The folder on this machine with those files of a data set on the hub that match one of the patterns.
-
-    Raises:
-        InputError: no such name, or the hub or the network refuses.
-    """
+    """The folder on this machine with those files of a data set on the hub that match one of the patterns."""
     import huggingface_hub
 
     if not _REPO.fullmatch(name):

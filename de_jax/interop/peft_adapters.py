@@ -65,11 +65,7 @@ layers_pattern megatron_(config|core) qalora_group_size loftq_config eva_config 
 
 
 def write(folder: Path, run: Run) -> None:
-    """Writes the adapters of a run into an existing folder, those of towers that share no encoder into query/ and document/.
-
-    Raises:
-        InputError: a run without adapters, or with other trained parameters than adapters of an encoder.
-    """
+    """Writes the adapters of a run into an existing folder, those of towers that share no encoder into query/ and document/."""
     is_run = RUN.is_in(run.run_dir)
     found = load_adapters(run.run_dir, run.step) if is_run else None
     if found is None:
@@ -94,11 +90,7 @@ def base_of(folder: Path) -> str:
 
 
 def merged(folder: Path, base_folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes: bool) -> Pretrained:
-    """The model of a base folder, of one encoder, with the adapters of another folder merged into its kernels.
-
-    Raises:
-        InputError: a setting or an array without a place here, or arrays that do not fit each other or the base.
-    """
+    """The model of a base folder, of one encoder, with the adapters of another folder merged into its kernels."""
     settings, file = _settings(folder), folder / FILE
     if not is_there(file):
         raise InputError(f"{folder} holds no {FILE}; write it with peft's save_pretrained(folder, safe_serialization=True).")
@@ -175,11 +167,7 @@ def _of_module(module: str, pattern: Mapping[str, int | float], default: int | f
 def write_encoder(
     folder: Path, encoder: EncoderConfig, pad_id: int, adapters: Lora, leaves: Mapping[str, Array], source: str | None
 ) -> None:
-    """Writes the adapters of one encoder into an existing folder; `source` names the model that they are for.
-
-    Raises:
-        InputError: transformers has no such encoder, or calls its kernels otherwise than its file does.
-    """
+    """Writes the adapters of one encoder into an existing folder; `source` names the model that they are for."""
     kind = kind_of(encoder, pad_id)
     if kind.is_renamed:
         raise InputError(

@@ -78,9 +78,6 @@ def side_of(
 
     Args:
         tokenizer: a spiece.model or tokenizer.json, for a checkpoint without a tokenizer.
-
-    Raises:
-        InputError: no tokenizer, a tokenizer other than the weights were trained with, or a length that the tower cannot take.
     """
     own = pretrained.side(tower)
     found = load_tokenizer(tokenizer) if tokenizer else own.tokenizer
@@ -144,10 +141,6 @@ def assemble(
         stored: reads an array, by its name in the checkpoint.
         origins: by path of ours, such as "shared/encoder/layers_0/attention/query/kernel"; one for each leaf of `like`.
         ignored: regular expressions of stored names that are left out; each must match one.
-
-    Raises:
-        InputError: a name is missing, or left over and not ignored; a shape or dtype that does not fit; a value that is not
-            finite.
     """
     _check_names(source, stored, origins, ignored)
 
@@ -198,11 +191,7 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
 
 
 def part_of(array: np.ndarray, origin: Origin, source: object) -> np.ndarray:
-    """The part of a stored array that is a parameter.
-
-    Raises:
-        InputError: it has no parts of equal size. As a whole it could still have the parameter's shape.
-    """
+    """The part of a stored array that is a parameter."""
     which, num_parts = origin.part
     if num_parts == 1:
         return array
@@ -246,11 +235,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
-    """A function that reads an array, by the array's name.
-
-    Raises:
-        InputError: a folder without safetensors, a damaged file, or files that contradict the index.
-    """
+    """A function that reads an array, by the array's name."""
     if is_there(folder / FILE):
         return arrays_in(folder / FILE)
     if is_there(folder / INDEX_FILE):

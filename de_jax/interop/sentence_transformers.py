@@ -122,9 +122,6 @@ def read(
 
     It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share the
     parts that the export of a run names in `SHARING_FILE`, and else nothing.
-
-    Raises:
-        InputError: an unsupported module, or as in `huggingface.read`.
     """
     folder = Path(folder)
     query, doc = _modules(folder)

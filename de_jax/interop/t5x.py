@@ -40,9 +40,6 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
 
     An encoder or encoder-decoder alone becomes a symmetric dual encoder with mean pooling and without a projection. Of two
     towers by t5x_retrieval, the left one is the query's.
-
-    Raises:
-        InputError: no checkpoint there, a damaged one, or one with arrays that are missing or that have no place.
     """
     folder = Path(folder)
     leaves = {name: leaf for name, leaf in _leaves(folder).items() if not name.startswith("decoder/")}
@@ -68,12 +65,7 @@ def read_generator(folder: str | Path) -> tuple[Generator, Params]:
 
 
 def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> None:
-    """Writes a checkpoint in the msgpack layout, without an optimizer's state; `read` gives parameters and towers back bit for bit.
-
-    Raises:
-        InputError: a tower that is not T5 or has no layers, a learned temperature, or a setting that no array holds, such as a
-            pooling other than the mean.
-    """
+    """Writes a msgpack checkpoint without an optimizer's state; `read` gives parameters and towers back bit for bit."""
     towers = (model.query, model.doc)
     if model.initial_temperature is not None or not all(isinstance(tower.encoder, T5Config) for tower in towers):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")

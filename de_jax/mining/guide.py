@@ -49,11 +49,7 @@ def of_pair_store(run: Run, pairs_dir: str | Path) -> Texts:
 
 
 def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: Progress = lambda texts: None) -> None:
-    """Writes the embeddings; the same call after a kill continues, and a complete folder stays as it is.
-
-    Raises:
-        InputError: `out_dir` belongs to another guide or other texts, or the guide has several passages a document.
-    """
+    """Writes the embeddings; the same call after a kill continues, and a complete folder stays as it is."""
     if run.doc.max_passages > 1:
         raise InputError("encode guide takes documents of one passage, and this run has several; take another guide.")
     folder = Path(out_dir)

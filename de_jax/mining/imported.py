@@ -85,9 +85,6 @@ def from_examples(
     Returns:
         A line for each pair with negatives, in the order of the pairs, and two counts: "unknown_pairs", rows that were left out as
         their pair is not a training pair, and "unknown_negatives", negatives that were left out.
-
-    Raises:
-        InputError: a negative that is missing from the documents, or no negative for any pair.
     """
     of_pair: dict[tuple[str, str], _Negatives] = {pair: {} for pair in target.pairs}
     of_query: dict[str, _Negatives] = {query_id: {} for query_id, _ in target.pairs}
@@ -131,9 +128,6 @@ def from_ranking(
     Args:
         ranking: document ids by query id, best first, as `metrics.read_trec_run` reads them.
         first_rank, depth: the ranks to take, relevant documents not counted; from 1.
-
-    Raises:
-        InputError: a missing document, or no negative for any pair.
     """
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     chosen: dict[str, list[str]] = {}

@@ -214,9 +214,6 @@ def mine_bm25(
     """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
 
     Pairs of empty texts, which the data set was read without, are left out.
-
-    Raises:
-        InputError: settings that need embeddings.
     """
     used = ("num_neg_docs", "first_rank", "last_rank", "seed")
     others = [field for field in dataclasses.fields(miner) if field.name not in used]

@@ -45,9 +45,6 @@ def mine_generation(
 
     Args:
         source: of a mixture; its embeddings are kept apart.
-
-    Raises:
-        InputError: earlier generations were mined from other texts, or as in `mine`.
     """
     keep_as = kept_as(source) if distributed.is_alone() else None
     embedded = embed(run, mined.texts, keep_as=keep_as, texts_per_shard=texts_per_shard)
@@ -114,11 +111,7 @@ class MineNegatives:
 
 @contextlib.contextmanager
 def only_miner(negatives_dir: Path) -> Iterator[None]:
-    """Locks the folder of negatives for one miner, and removes the remains of a killed miner.
-
-    Raises:
-        InputError: another miner is at work there.
-    """
+    """Locks the folder of negatives for one miner, and removes the remains of a killed miner."""
     with addresses.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
         outputs.remove_leftovers(negatives_dir)
         yield

@@ -115,9 +115,6 @@ def write(
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
         part: its pairs go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
-
-    Raises:
-        InputError: `out_dir` belongs to another teacher, other settings or other texts, or a score is not a finite number.
     """
     folder = Path(out_dir)
     plan = {"teacher": teacher, **settings, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
@@ -170,9 +167,6 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
     """The scores of a dual encoder: inner products of its embeddings, which are made now and stay in `out_dir` until all is done.
 
     With a `part`, that of the texts is embedded, and there is no score; without, the embeddings of all parts are joined.
-
-    Raises:
-        InputError: documents of several passages.
     """
     if run.doc.max_passages > 1:
         raise InputError("score pairs takes documents of one passage, and this run has several; take another teacher.")
@@ -203,9 +197,6 @@ def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32
 
     Args:
         max_length: tokens of a query and a document together; None for the model's.
-
-    Raises:
-        InputError: sentence-transformers is not installed, or the model gives more than one number.
     """
     try:
         import torch

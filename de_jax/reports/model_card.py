@@ -56,9 +56,6 @@ def export(
     Args:
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
-
-    Raises:
-        InputError: something that is no such identifier or name, or as of `interop.export.export`.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         raise InputError(f"the licence is {license!r}; give its identifier on the Hugging Face hub, such as apache-2.0.")

@@ -100,9 +100,6 @@ def embedding_map(
 
     Args:
         method: "tsne" (neighbourhoods) or "pca" (distances, linear).
-
-    Raises:
-        InputError: shapes that differ, fewer than 3 pairs, a value that is not finite, or another method.
     """
     if query_embeddings.shape != doc_embeddings.shape:
         raise InputError(f"queries {query_embeddings.shape} and documents {doc_embeddings.shape} differ; row i is pair i.")

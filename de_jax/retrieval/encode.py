@@ -117,9 +117,6 @@ def encode(
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `padded_length`; smaller wastes less work and compiles more.
         writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.
-
-    Raises:
-        InputError: there is no text, or a parameter is below 1.
     """
     rows = np.arange(store.num_texts) if rows is None else np.asarray(rows)
     if not len(rows):

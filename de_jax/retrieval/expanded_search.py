@@ -48,11 +48,7 @@ class Expansion(NamedTuple):
 
 
 def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
-    """The texts of a corpus that a run encodes, the documents in order.
-
-    Raises:
-        InputError: an expansion of another corpus, or a run that ranks documents by several passages.
-    """
+    """The texts of a corpus that a run encodes, the documents in order."""
     if run.doc.max_passages > 1:
         raise InputError("documents of several passages are not expanded; set max_passages to 1.")
     queries = open_queries(expansion.path, docs, run.doc.tokenizer, outputs.cache_dir() / "token_stores")

@@ -157,11 +157,7 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_on_disk(index_file: Path, lists_file: Path) -> Any:
-    """The index that was written with its lists in a file, which stays on disk.
-
-    Raises:
-        InputError: a list is not inside the file, so that a search would end the process.
-    """
+    """The index that was written with its lists in a file, which stays on disk."""
     library, num_bytes = faiss(), lists_file.stat().st_size
     index = library.read_index(str(index_file), library.IO_FLAG_SKIP_IVF_DATA)
     lists = library.downcast_InvertedLists(library.extract_index_ivf(index).invlists)

@@ -194,10 +194,6 @@ def index_builder(options: IndexSettings = ON_CPU) -> IndexBuilder:
 
     FAISS takes a factory string. If a folder is given, an index with more than the vectors (not "Flat") is saved there and only
     loaded the next time, so the folder must belong to these embeddings alone, as `encode_to_dir` makes it.
-
-    Raises:
-        InputError: FAISS or pymilvus is not installed, FAISS does not know the choice, or there is no such device; before
-            anything is built.
     """
     options = options.alone()
     choice = options.index

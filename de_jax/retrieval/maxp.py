@@ -16,11 +16,7 @@ from de_jax.types import InputError, Ranking
 
 
 def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: int | None = None) -> PassageStore | None:
-    """The passages that a run's documents are cut into; None if each is one text, which is the run's `max_passages = 1`.
-
-    Raises:
-        InputError: lengths that do not fit, or a prompt before the documents.
-    """
+    """The passages that a run's documents are cut into; None if each is one text, which is the run's `max_passages = 1`."""
     if length is None and run.doc.max_passages == 1:
         return None
     if run.doc.prompt:

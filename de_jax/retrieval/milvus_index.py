@@ -69,9 +69,6 @@ def upload(
 
     Returns:
         "collection", "num_rows", "num_before" of an earlier call, and "num_cut_texts".
-
-    Raises:
-        InputError: pymilvus is missing, the server cannot be reached or refuses, or a value is not finite.
     """
     check_finite(embeddings, ids)
     name = name_of(folder, float16=float16)
@@ -103,9 +100,6 @@ class MilvusIndex:
 
     Rankings follow the conventions of `ExactIndex`: equal scores stand by document id downwards, and a query that finds fewer than
     k documents fills up with row -1 and score -inf. With the index type "FLAT" scores agree to float32 rounding.
-
-    Raises:
-        InputError: there is no such collection, or it is incomplete or of other dimensions.
     """
 
     def __init__(self, uri: str, folder: str | Path, dim: int, ids: Sequence[str], params: Mapping[str, int]) -> None:

@@ -68,11 +68,7 @@ def folder_of(whole: Path) -> Path:
 
 
 def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
-    """The folders of all parts of a whole, in order; none where no part was begun.
-
-    Raises:
-        InputError: a part is missing or incomplete, or there are parts of two splits.
-    """
+    """The folders of all parts of a whole, in order; none where no part was begun."""
     folder = folder_of(whole)
     if copies := addresses.wing(folder):
         copies.pull(folder, everything=True)
@@ -96,9 +92,6 @@ def join(whole: Path, firsts_of: Callable[[], np.ndarray]) -> None:
 
     Args:
         firsts_of: gives the first row with the text of each row, whose embedding all copies get.
-
-    Raises:
-        InputError: as of `complete`; a part is damaged, or by another model or of other texts than the first.
     """
     if EMBEDDINGS.is_in(whole):
         remove(whole)

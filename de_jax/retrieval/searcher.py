@@ -79,9 +79,6 @@ def open_searcher(
 
     Args:
         embeddings_dir: embeddings of the corpus by this run, from encode corpus.
-
-    Raises:
-        InputError: embeddings of another model or of other documents, and the errors of reading the corpus.
     """
     folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     build_index = build_index or faiss_index.index_builder()
@@ -120,11 +117,7 @@ def texts_of(dataset_dir: str, skip_empty: bool) -> tuple[Path, dict[str, str]]:
 def padded_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int, length_multiple: int
 ) -> tuple[Int[np.ndarray, "q L"], Int[np.ndarray, "q 1"]]:
-    """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has.
-
-    Raises:
-        InputError: the vocabulary leaves nothing of a text, or the length has no room for any.
-    """
+    """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has."""
     room = body_room(max_length, len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids))
     rows = []
     for text, body in zip(texts, tokenizer.encode(texts), strict=True):

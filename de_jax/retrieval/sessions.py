@@ -18,11 +18,7 @@ Compute = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
 class Session:
-    """One tower of a run ("query" or "doc"), of a backend other than "jax", as an `encode.EncodeFn` of one text in each row.
-
-    Raises:
-        InputError: a package of the backend is not installed, or ONNX has no place for the model.
-    """
+    """One tower of a run ("query" or "doc"), of a backend other than "jax", as an `encode.EncodeFn` of one text in each row."""
 
     def __init__(self, run: Run, tower: str) -> None:
         config, params = run.tower(tower)

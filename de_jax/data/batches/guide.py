@@ -53,9 +53,6 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
 
     Args:
         hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
-
-    Raises:
-        InputError: a folder that is not complete, of other texts, or without some of them.
     """
     folder = Path(guide_dir)
     manifest = GUIDE.open(folder)

@@ -50,11 +50,7 @@ _NUM_SIZES = 16
 def end_to_end(
     names: Sequence[str], encoded: Sequence[np.ndarray], tokenizer: Tokenizer
 ) -> tuple[Int32[np.ndarray, " total"], Int64[np.ndarray, " n"]]:
-    """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3".
-
-    Raises:
-        InputError: a text that is empty after tokenization, or contains the padding token.
-    """
+    """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3"."""
     lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
     if not tokenizer.prefix_ids and not tokenizer.suffix_ids and not lengths.all():
         raise InputError(f"nothing is left of the text {names[int(np.argmin(lengths))]} after tokenization; remove it.")

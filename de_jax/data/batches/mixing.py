@@ -41,12 +41,7 @@ def num_distinct(pairs: Int[np.ndarray, "P 2"]) -> int:
 
 
 def require_distinct(names: Sequence[str], distinct: Sequence[int], rates: Sequence[float | int], batch_size: int) -> None:
-    """Raises `InputError` where a task's share of a batch is more than the pairs that a batch without repetitions can hold of it.
-
-    Args:
-        distinct: of each task, see `num_distinct`.
-        rates: of each task, in any unit.
-    """
+    """Raises `InputError` where a task's share of a batch exceeds the pairs that a batch without repetitions can hold of it."""
     for name, number, share in zip(names, distinct, _shares(rates).tolist(), strict=True):
         if share * batch_size > number * (1 + 1e-9):
             raise InputError(
@@ -102,9 +97,6 @@ def mixed_epochs(
 
     Returns:
         epoch number -> rows. Any epoch is computed without those before it.
-
-    Raises:
-        InputError: a rate of 0 or less, or one so small that no epoch would hold a pair of its task.
     """
     sizes = np.asarray(num_pairs, np.int64)
     if min(rates) <= 0:

@@ -96,11 +96,7 @@ class TrainingPairs(NamedTuple):
         return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
 
     def with_equal_texts(self, query: Side, doc: Side) -> TrainingPairs:
-        """The same pairs, which know their texts: texts that a tower cannot tell apart are one, whatever their ids are.
-
-        Args:
-            query, doc: the lengths at which towers cut texts.
-        """
+        """The same pairs, which know their texts: texts that a tower cannot tell apart are one, whatever their ids are."""
         specials = len(self.doc_store.prefix_ids) + len(self.doc_store.suffix_ids)
         doc_length = doc.max_passages * (doc.max_length - specials) + specials
         return self._replace(
@@ -182,7 +178,6 @@ class PairBatches:
     Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
 
     Attributes:
-        pairs, options, share: as given.
         negatives: those in force at a step by their field in a batch, "neg_docs" or "neg_queries"; always the same names.
         scores: a teacher's, of the documents and the negatives of each pair; None without.
         epoch_steps, num_left_out: batches in an epoch, and pairs that it leaves out; None if batches hold other sources too.
@@ -204,9 +199,6 @@ class PairBatches:
         Args:
             negatives: hard negatives of each pair by step, with `Negatives.draw`.
             doc_texts: of the documents of `pairs.doc_store`, instead of their beginnings.
-
-        Raises:
-            InputError: a batch that the pairs cannot fill or that the hosts cannot share.
         """
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
@@ -325,11 +317,7 @@ def require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
 
 
 class EpochPlan:
-    """Which pairs make up which batch of an epoch. Holds the last plan, as consecutive batches come from one epoch.
-
-    Attributes:
-        num_batches: of an epoch, the same for all.
-    """
+    """Which pairs make up which batch of an epoch. Holds the last plan, as consecutive batches come from one epoch."""
 
     def __init__(
         self,

@@ -40,9 +40,6 @@ def of_array(
         scores: NaN for a missing score.
         pairs: (query row, document row).
         neg_docs: rows of the negatives that `scores` are of; None if none of them is drawn.
-
-    Raises:
-        InputError: another number of rows or columns than there are pairs and negatives.
     """
     num_scored = scores.shape[1] if neg_docs is None else 1 + neg_docs.shape[1]
     if scores.shape != (len(pairs), num_scored):

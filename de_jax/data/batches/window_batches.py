@@ -105,9 +105,6 @@ def window_batches(
         window: examples that are shuffled together; rounded down to whole batches, at least one.
         options: of batches. No text occurs twice in a batch of unique texts as far as its window allows; the pairs that are left
             over fill the window's last batches.
-
-    Raises:
-        InputError: a batch that the hosts cannot share; later, a source without pairs, or an empty text.
     """
     batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
     require_shares(batch_size, share.host_index, num_hosts)

@@ -29,9 +29,6 @@ class CurriculumTexts:
     """Expanded positives and hard negatives (He et al. 2023, section 3.2), each with a generated query of its own.
 
     A hard negative's queries are ranked by their relevance to the query of its row, as those of the positive are.
-
-    Attributes:
-        store: the texts, for `batches.pair_batches`.
     """
 
     def __init__(
@@ -112,9 +109,6 @@ def open_expansion(
     Args:
         curriculum: with the number of its steps.
         has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
-
-    Raises:
-        InputError: an expansion that is of another corpus, damaged or without queries.
     """
     assert pairs.own_queries is not None
     docs, golds, measure = pairs.doc_store, pairs.own_queries(), MEASURES[options.relevance]

@@ -94,8 +94,6 @@ class ExpandedTexts(_Expanded):
 
     Attributes:
         doc_rows: int64 [m] the document of each text.
-        ids: of each text the id of its document.
-        content_hash: equal for equal texts.
     """
 
     def __init__(

@@ -57,9 +57,6 @@ class ExpansionWriter:
     Args:
         folder: absent, empty, or begun or completed with the same plan. Without a part, any plan continues it.
         plan: what decides the queries; JSON.
-
-    Raises:
-        InputError: the folder holds something else; names the first difference.
     """
 
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
@@ -102,11 +99,7 @@ def read_plan(folder: str | Path) -> dict[str, Any]:
 
 
 def read_expansion(path: str | Path) -> Iterator[DocQueries]:
-    """The documents of an expansion, a folder or a single file, in its order.
-
-    Raises:
-        InputError: an incomplete or damaged one; names the file and the line.
-    """
+    """The documents of an expansion, a folder or a single file, in its order."""
     path = Path(path)
     if not path.is_dir():
         return _iter_json([path])
@@ -158,9 +151,6 @@ def write_released(
 
     Args:
         skip_empty: leave empty documents and their predictions out instead of refusing them.
-
-    Raises:
-        InputError: what `iter_released` raises, or queries for a document that the corpus has not or that came before.
     """
     corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
     input_policy.tell_skipped(corpus, corpus_ids.empty)
@@ -228,9 +218,6 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
     Args:
         paths: all of one kind, plain or .gz.
-
-    Raises:
-        InputError: files of several kinds, a malformed line, or another number of lines than documents.
     """
     given = [Path(path) for path in paths]
     kinds = {next((kind for kind in (".jsonl", ".tsv") if path.name.removesuffix(".gz").endswith(kind)), "") for path in given}

@@ -66,9 +66,6 @@ def open_queries(
         path: an expansion; documents without a line in it have no queries.
         is_part: `docs` may be a part of the corpus; the queries of others are passed over.
         only: the rows of documents whose queries are wanted; all by default. Others have none then.
-
-    Raises:
-        InputError: a document that the corpus lacks, a repeated document, or no query at all.
     """
     made_from = fingerprint(path)
     wanted = np.ones(docs.num_texts, bool) if only is None else np.isin(np.arange(docs.num_texts), only)

@@ -127,11 +127,7 @@ def open_generation(negatives_dir: str | Path, number: int) -> Generation:
 
 
 def open_newest(folder: str | Path) -> Generation:
-    """The generation in a folder, or the newest whole one if it is a folder of generations; warns of newer ones.
-
-    Raises:
-        InputError: none is there, or none is whole.
-    """
+    """The generation in a folder, or the newest whole one if it is a folder of generations; warns of newer ones."""
     folder = Path(folder).absolute()
     there = numbers(folder)
     if not there and folder.is_dir() and (number := _number(folder.name)) is not None:
@@ -198,9 +194,6 @@ def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.
 
     Returns:
         "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].
-
-    Raises:
-        InputError: mined over other texts, ids that are not in the stores, or none of the pairs.
     """
     for name, expected in texts.hashes.items():
         if generation.manifest.get(name) != expected:

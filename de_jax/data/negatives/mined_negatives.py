@@ -92,11 +92,7 @@ class MinedNegatives:
         self.switches: list[Switch] = []
 
     def check(self) -> None:
-        """Looks for a generation that a new run can begin with, before anything is written.
-
-        Raises:
-            InputError: there is no whole one, or the newest of these was mined over other texts.
-        """
+        """Looks for a generation that a new run can begin with, before anything is written."""
         if self._read(at_least=0) or self.newest():
             return
         there = self._numbers()
@@ -117,10 +113,6 @@ class MinedNegatives:
         Args:
             step: the step at which training continues.
             known: the switches in the run's checkpoint. They restore lost lines of the file.
-
-        Raises:
-            InputError: no generation is found; a generation that the run switched to is damaged; a generation was mined over other
-                texts; or the file contradicts the checkpoint.
         """
         known = list(known)
         self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
@@ -158,11 +150,7 @@ class MinedNegatives:
         return self._manifests.get(self.generation_at(step), {})
 
     def newest(self) -> Generation | None:
-        """The newest whole generation; None without any. Each newer, damaged generation is skipped with one warning.
-
-        Raises:
-            InputError: it was mined over other texts.
-        """
+        """The newest whole generation; None without any. Each newer, damaged generation is skipped with one warning."""
         for number in reversed(self._numbers()):
             if held := self._attempt(number):
                 return held

@@ -173,11 +173,7 @@ def table_pairs(
 
 
 def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:
-    """A table and its dev table; arguments as of `table_pairs`. A dev table or split comes before a fraction.
-
-    Raises:
-        InputError: a `dev_split` of a table without splits, or beside a `dev_path`.
-    """
+    """A table and its dev table; arguments as of `table_pairs`. A dev table or split comes before a fraction."""
     if dev_split and dev_path:
         raise InputError(f"dev_split {dev_split!r} and the table {dev_path} would both be the dev set; leave one of them out.")
     if dev_split and not (isinstance(table.source, str) and table_files.has_splits(table.source)):
@@ -233,11 +229,7 @@ def save(
     made_from: str,
     told: Sequence[str] = (),
 ) -> None:
-    """Completes a folder that holds the token stores and the tokenizers already.
-
-    Args:
-        made_from: equal for folders with equal content.
-    """
+    """Completes a folder that holds the token stores and the tokenizers already."""
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False), allow_pickle=False)
     if dev_qrels is not None:
@@ -255,11 +247,7 @@ def save(
 
 
 def open_pair_store(pairs_dir: str | Path) -> TrainingPairs:
-    """Opens a folder of pairs, after checking that it is whole.
-
-    Raises:
-        InputError: not such a folder, another format, or files that do not fit the manifest.
-    """
+    """Opens a folder of pairs, after checking that it is whole."""
     store = _open(Path(pairs_dir))
     for sentence in store.told:
         outputs.tell(sentence)

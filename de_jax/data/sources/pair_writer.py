@@ -56,9 +56,6 @@ def write(
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
         skip_empty: leave empty texts out, and the training pairs that have one.
-
-    Raises:
-        InputError: an empty text, ids without a text, an id with two texts, tokens beyond the vocabulary, or no pair at all.
     """
     readings, dev_readings = ([_Reading(source) for source in some] for some in (sources, dev_sources))
     with pair_store.PAIR_STORE.writing(out_dir) as folder:

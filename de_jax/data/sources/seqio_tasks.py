@@ -302,9 +302,6 @@ def open_stream(
     Args:
         sizes_dir: keeps the sizes of the shards that were read, for runs that continue.
         num_drawn: how many "neg_doc" and "neg_query" are wanted, where the task has their ids.
-
-    Raises:
-        InputError: a mixture, a task without the texts of each pair, or one whose hard negatives are wanted.
     """
     import tensorflow as tf
 

@@ -104,11 +104,7 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
 
 
 def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> Iterator[list[tuple[Example, str]]]:
-    """The examples of both tables with their split, "train" or "dev", many at a time; see `write_pairs` and `Reading`.
-
-    Raises:
-        InputError: at the end, if there is nothing to train on, or no relevant document for the queries of "dev".
-    """
+    """The examples of both tables with their split, "train" or "dev", many at a time; see `write_pairs` and `Reading`."""
     num_pairs: dict[str, int] = {}
 
     def examples() -> Iterator[tuple[Example, str]]:

@@ -29,11 +29,7 @@ _FILES = {"query": "queries.jsonl", "doc": "corpus.jsonl.gz"}
 
 
 def beir_folder(path: str | Path) -> Path:
-    """The folder of a table, made on first use and kept in the cache; its judgements are those of every split.
-
-    Raises:
-        InputError: no table, or a row that cannot be used.
-    """
+    """The folder of a table, made on first use and kept in the cache; its judgements are those of every split."""
     files = table_files.files_of(Table(str(path))) or []
     return _kept(str(path), tuple((file.resolve(), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 

@@ -216,9 +216,6 @@ def qrel_pairs(
     """int32 [P, 2]: the rows of every pair judged at least `min_relevance`, in the order of the judgements; for some `use`.
 
     Pairs of empty texts that the stores left out are left out too, and counted on stderr.
-
-    Raises:
-        InputError: judged texts that are not in the stores (count and examples), or no such pair.
     """
     judged = [(query_id, doc_id, score) for query_id, docs in qrels.items() for doc_id, score in docs.items()]
     relevant = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
@@ -238,12 +235,7 @@ def qrel_pairs(
 
 
 def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
-    """The data that a trainer reads from any source of pairs.
-
-    Raises:
-        InputError: settings that do not go together, negatives or generated queries of other texts, or batches that the pairs
-            cannot fill.
-    """
+    """The data that a trainer reads from any source of pairs."""
     for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     if options.curriculum:
@@ -380,11 +372,7 @@ def opened(tokenizer: TokenizerSource) -> Tokenizer:
 
 
 def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of queries and of documents, with their prompts.
-
-    Raises:
-        InputError: the queries' tokenizer has a prompt of its own, and that of documents is unknown.
-    """
+    """The tokenizers of queries and of documents, with their prompts."""
     query_tokenizer = opened(options.tokenizer)
     doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
     if (prompt := prompt_of(query_tokenizer)) and not options.doc_tokenizer and options.doc_prompt is None:

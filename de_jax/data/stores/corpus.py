@@ -171,9 +171,6 @@ def build_token_store(
         texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
         store_dir: absent, empty, or a former token store, which is replaced.
         skip_empty: leave texts that are "" out, and record their ids.
-
-    Raises:
-        InputError: something else in the folder, no texts, duplicate ids, or a text without tokens.
     """
     with (
         TOKEN_STORE.writing(store_dir) as temporary,
@@ -219,11 +216,7 @@ def in_memory(tokens: Int32[np.ndarray, " total"], lengths: Int[np.ndarray, " n"
 
 
 def open_token_store(store_dir: str | Path) -> TokenStore:
-    """Opens a store by memory map, after checking that it is whole.
-
-    Raises:
-        InputError: no store, another format, or files that are not as they were written.
-    """
+    """Opens a store by memory map, after checking that it is whole."""
     store_dir = Path(store_dir)
     manifest, mend = TOKEN_STORE.open(store_dir), TOKEN_STORE.mend
     num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
@@ -250,9 +243,6 @@ def cached_token_store(
 
     Its folder is named by the content of the file, the vocabulary and the options. Of several processes that ask at
     once, one builds and the others wait. Texts that are left out are counted on stderr.
-
-    Args:
-        kind: "docs" (the title is part of the text) or "queries".
     """
     if kind not in KINDS:
         raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")

@@ -63,9 +63,6 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
         path: jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
             .txt; plain, or compressed where the name ends in .gz.
         skip_empty: pass over empty texts instead of refusing them.
-
-    Raises:
-        InputError: a missing, truncated or malformed file, an empty text; names the file and the line.
     """
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 
@@ -76,11 +73,7 @@ def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterato
 
 
 def count_docs(path: str | Path, judged: Iterable[str]) -> int:
-    """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
-
-    Raises:
-        InputError: judged documents are missing, and the errors of `iter_queries`.
-    """
+    """How many documents have a text, after a look for all that were judged; an empty document may be judged too."""
     missing, num_docs = dict.fromkeys(judged), 0
     for _, doc_id, text in _records(Path(path), with_title=True, skip_empty=True):
         missing.pop(doc_id, None)
@@ -94,9 +87,6 @@ def folder_of(dataset_dir: str | Path) -> Path:
     """The folder of a data set: itself, or that of a table, which is made once and kept in the cache.
 
     Whoever asks for a file or for judgements asks here, so a table may be given wherever a BEIR folder may.
-
-    Raises:
-        InputError: a file that is no table, or a table that cannot be used.
     """
     if not table_files.is_table(dataset_dir):
         return Path(dataset_dir)
@@ -120,11 +110,7 @@ def find_file(dataset_dir: str | Path, name: str) -> Path:
 
 
 def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
-    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name; see `folder_of`.
-
-    Raises:
-        InputError: a split has both.
-    """
+    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name; see `folder_of`."""
     found: dict[str, Path] = {}
     for path in sorted((folder_of(dataset_dir) / "qrels").glob("*.tsv*")):
         split = path.name.removesuffix(".gz").removesuffix(".tsv")
@@ -160,9 +146,6 @@ def read_qrels(path: str | Path) -> Qrels:
     Args:
         path: BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four
             (query, unused, document, relevance; blank-separated).
-
-    Raises:
-        InputError: a malformed line, two different judgements of one pair, or no judgement at all.
     """
     path = Path(path)
     qrels: Qrels = {}
@@ -260,11 +243,7 @@ def _json_line(record: Mapping[str, str]) -> str:
 
 
 def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
-    """The texts of a file, and the ids of the empty ones among them, which are left out and counted on stderr.
-
-    Raises:
-        InputError: what `iter_queries` raises, and duplicate ids.
-    """
+    """The texts of a file, and the ids of the empty ones among them, which are left out and counted on stderr."""
     texts: dict[str, str] = {}
     for line, text_id, text in _records(path, with_title=with_title, skip_empty=skip_empty):
         if text_id in texts:

@@ -49,11 +49,7 @@ class Question(NamedTuple):
 
 
 def read_questions(path: str | Path) -> Iterator[Question]:
-    """Yields the training questions of a file, plain or .gz; some have no positive passage.
-
-    Raises:
-        InputError: malformed JSON or another record; names the line or the question.
-    """
+    """Yields the training questions of a file, plain or .gz; some have no positive passage."""
     for number, (_, record) in enumerate(json_objects.read(path), start=1):
         place = f"{path}, question {number}"
         try:
@@ -68,11 +64,7 @@ def read_questions(path: str | Path) -> Iterator[Question]:
 
 
 def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields (question, its answers) of a file such as `nq-test.qa.csv`, plain or .gz.
-
-    Raises:
-        InputError: a line that is not a question, a tab and a list of answers.
-    """
+    """Yields (question, its answers) of a file such as `nq-test.qa.csv`, plain or .gz."""
     for line, cells, fault in table_files.quoted_cells(Path(path), "\t"):
         try:
             question, answers = cells
@@ -118,9 +110,6 @@ def write_beir(
 
     Returns:
         How many "passages" and "test_questions" there are, and how many "<split>_pairs".
-
-    Raises:
-        InputError: as of the readers; a positive passage without an id, or with an id that is not among the passages.
     """
     judged = {split: _judged(split, files, max_positives) for split, files in questions.items()}
     asked = list(itertools.chain.from_iterable(map(read_answers, answers)))

@@ -41,9 +41,6 @@ def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = 
 
     Args:
         name: of the set, where `root` itself is one; default the folder's name.
-
-    Raises:
-        InputError: no set there, a parquet file that is damaged or lacks a column, or what `beir` refuses.
     """
     root = Path(root)
     reading.require_folder(root, "give a folder with NanoBEIR's sets")

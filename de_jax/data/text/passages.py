@@ -27,9 +27,6 @@ class PassageStore:
         Args:
             length: tokens of a passage, special ones included.
             stride: tokens from the beginning of one to that of the next; by default passages do not overlap.
-
-        Raises:
-            InputError: no room beside the special tokens, a stride that would leave tokens out, or no passages.
         """
         if max_passages is not None and max_passages < 1:
             raise InputError(f"max_passages is {max_passages}; give a document at least 1 passage.")

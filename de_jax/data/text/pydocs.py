@@ -76,9 +76,6 @@ def build(
         out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
         max_docs: at most so many documents: those of the first modules by a hash of their names, the others are not read.
         packages: also read the installed packages; False gives the standard library alone, the same set wherever that Python is.
-
-    Raises:
-        InputError: `out_dir` holds something else, or there are no sources to read.
     """
     out_dir = Path(out_dir)
     installed = _installed() if packages else {}

@@ -85,11 +85,7 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 
 
 def files_of(table: Table, hint: str = "") -> list[Path] | None:
-    """The files of a table, in order; None for rows in memory. `hint` ends the sentence about another kind of file.
-
-    Raises:
-        InputError: nothing is there, or there is no such split.
-    """
+    """The files of a table, in order; None for rows in memory. `hint` ends the sentence about another kind of file."""
     paths = _paths(table.source)
     if paths is None:
         return None
@@ -127,11 +123,7 @@ def fingerprint(table: Table) -> str:
 
 
 def read(table: Table, wanted: Wanted = tuple) -> Iterator[Row]:
-    """Yields the rows of a table in order.
-
-    Raises:
-        InputError: what `files_of` raises, a damaged file, or a package that is not installed.
-    """
+    """Yields the rows of a table in order."""
     files = files_of(table)
     if files is None:
         yield from _rows_of(cast(Rows, table.source))

@@ -89,13 +89,7 @@ Columns = dict[str, tuple[str, ...]]
 
 
 class Reading:
-    """Reads the rows of a table, and counts the skipped rows.
-
-    Attributes:
-        num_rows: so far, bad ones included.
-        num_bad_rows: passed over.
-        columns: of the first row.
-    """
+    """Reads the rows of a table, and counts the skipped rows."""
 
     def __init__(self, table: Table, *, as_texts: bool = False) -> None:
         """Reads nothing yet; raises `InputError` where a column is named for something else than query, doc, ...
@@ -110,11 +104,7 @@ class Reading:
         self._by_names: dict[tuple[str, ...], Columns] = {}
 
     def examples(self) -> Iterator[Example]:
-        """Yields the contents of each row.
-
-        Raises:
-            InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
-        """
+        """Yields the contents of each row."""
         first_fault, num_scored, num_words, num_empty = "", 0, 0, 0
         for row in read(self.table, self._wanted):
             self.num_rows += 1

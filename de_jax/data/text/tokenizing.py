@@ -73,11 +73,7 @@ class Tokenizer(Protocol):
 
 
 def spans(tokenizer: Tokenizer, text: str) -> list[Span]:
-    """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap.
-
-    Raises:
-        InputError: the tokenizer has no method `spans(text)`; those of this module have one.
-    """
+    """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
     if not hasattr(tokenizer, "spans"):
         raise InputError(f"{type(tokenizer).__name__} does not tell where its tokens come from; give it a method spans(text).")
     found: list[Span] = tokenizer.spans(text)
@@ -266,11 +262,7 @@ def whole(tokenizer: Tokenizer, text: str) -> list[int]:
 def check_same_tokens(
     tokenizer: Tokenizer, ours: Callable[[str], Sequence[int]], theirs: Callable[[str], Sequence[int]], sentence: str
 ) -> None:
-    """Compares two tokenizations of `PROBES`, and of words of a tokenizer's vocabulary.
-
-    Raises:
-        InputError: they differ; the `sentence` with the text in the place of {text}.
-    """
+    """Compares two tokenizations of `PROBES`, and of words of a tokenizer's vocabulary."""
     some = np.linspace(0, tokenizer.vocab_size - 1, _PROBED_TOKENS).astype(np.int32).reshape(-1, 8)
     words = tokenizer.decode(list(some))
     for text in (*PROBES, *words, *(one.upper() for one in words)):
@@ -311,9 +303,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Where a folder holds both, `spiece.model` is the original and is taken. A `prompt.json` ({"prompt": "query: "}) beside it goes
     before every text, and may name "fields" of documents.
-
-    Raises:
-        InputError: nothing there, an unreadable vocabulary, or one without an id for padding.
     """
     path = Path(path)
     file = path

@@ -26,10 +26,6 @@ def train_sentencepiece(
 
     Args:
         texts: read once; beyond `max_texts` of them a random sample is used (at least 101).
-        vocab_size: pieces, the three special ones included.
-
-    Raises:
-        InputError: no text, or a size that these texts cannot fill or that cannot hold their characters.
     """
     import sentencepiece
 
@@ -63,9 +59,6 @@ def train_wordpiece(texts: Iterable[str], tokenizer_file: str | Path, *, vocab_s
 
     The ids 0 to 4 are [PAD], [UNK], [CLS], [SEP] and [MASK]; a text is put between [CLS] and [SEP]. Two trainings may number the
     pieces otherwise.
-
-    Raises:
-        InputError: no text, or a size that does not hold the characters of the texts.
     """
     import tokenizers
 

@@ -44,9 +44,6 @@ def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: st
 
     Args:
         model_type: of a config.json; a setting that is unknown here is left out if transformers ignores it for this type.
-
-    Raises:
-        InputError: a setting that has no place here, by name.
     """
     known = re.compile("|".join([*keys.read.split(), *keys.harmless.split()]))
     ignored = []
