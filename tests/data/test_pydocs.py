@@ -132,7 +132,7 @@ def test_a_damaged_or_stopped_build_is_made_whole(tmp_path, sources, name):
     (tmp_path / "set" / name).write_bytes(b"damaged")
     build(tmp_path / "set")
     assert all_bytes(tmp_path / "set") == whole
-    (tmp_path / "set" / "versions.json").write_text(json.dumps({"format": pydocs.FORMAT}))
+    (tmp_path / "set" / "versions.json").write_text(json.dumps({"format": pydocs.PYDOCS.format}))
     (tmp_path / "set" / name).unlink()
     build(tmp_path / "set")
     assert all_bytes(tmp_path / "set") == whole
@@ -147,7 +147,7 @@ def test_other_versions_are_built_anew(tmp_path, sources, monkeypatch):
 
 def test_another_data_set_is_never_replaced(tmp_path, sources):
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(InputError, match="holds another data set, which will not be replaced"):
+    with pytest.raises(InputError, match="exists already and holds corpus.jsonl.gz, which is not part of a former pydocs"):
         build(tmp_path)
     assert gzip.decompress((tmp_path / "corpus.jsonl.gz").read_bytes()) == b"{}"
 

@@ -28,12 +28,19 @@ from typing import Any
 
 from de_jax.data.text import beir, docstrings, near_duplicates
 from de_jax.data.text.docstrings import Docstring
-from de_jax.files import outputs, reading
+from de_jax.files import folders
+from de_jax.files.folders import Kind
 from de_jax.files.outputs import progress_bar
-from de_jax.settings import Maybe, Record, map_of, relative
+from de_jax.settings import Count, Record, map_of
 from de_jax.types import InputError
 
-FORMAT = "de_jax pydocs 2"
+PYDOCS = Kind(
+    "pydocs",
+    Record({"counts": map_of(Count)}),
+    make="build it with de-jax import pydocs",
+    file="versions.json",
+    version=2,
+)
 SPLITS = ("train", "dev", "test")
 MAX_RESEMBLANCE = 0.6
 
@@ -56,7 +63,6 @@ _MIN_SENTENCE_WORDS = 4
 _WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # "rawDecode_JSON2": raw, Decode, JSON, 2
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "_vendor", "site-packages", "dist-packages", "turtledemo"}
 _NAMESPACES = {"google", "mpl_toolkits", "orbax"}
-_DATA_FILES = ("corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in SPLITS))
 
 
 def build(
@@ -69,8 +75,7 @@ def build(
 ) -> dict[str, Any]:
     """Writes the data set in the BEIR layout and returns the contents of `versions.json`, with its counts.
 
-    Equal versions give equal bytes, whatever the number of processes. `versions.json` is written last; where it already
-    describes these versions and options and the files are unchanged, nothing is done.
+    Equal versions give equal bytes, whatever the number of processes. A whole set of these versions and options stays as it is.
 
     Args:
         out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
@@ -79,17 +84,16 @@ def build(
     """
     out_dir = Path(out_dir)
     installed = _installed() if packages else {}
-    wanted = {"format": FORMAT, "python": platform.python_version(), "packages": installed, "max_docs": max_docs}
-    versions = _versions_of(out_dir)
-    if versions and all(versions.get(key) == value for key, value in wanted.items()) and _is_complete(out_dir, versions):
-        return versions
-    if not versions and any((out_dir / name).exists() for name in _DATA_FILES):
-        raise InputError(f"{out_dir} holds another data set, which will not be replaced; choose another folder.")
+    wanted = {"python": platform.python_version(), "packages": installed, "max_docs": max_docs}
+    if PYDOCS.is_in(out_dir):
+        with contextlib.suppress(InputError):  # a damaged set is built again
+            versions = PYDOCS.open(out_dir, is_thorough=True)
+            if all(versions.get(key) == value for key, value in wanted.items()):
+                return versions
+    folders.require_replaceable(out_dir, PYDOCS.name)
     docs = _read(_sources(installed), max_docs, num_processes, progress)
     if not docs:
         raise InputError("no docstring was found: the sources of the standard library and of the packages are not installed.")
-    # Without counts and hashes it only marks the folder as ours: a build that was stopped is begun again.
-    outputs.write_json(out_dir / "versions.json", {"format": FORMAT})
     queries: dict[str, str] = {}
     qrels: dict[str, beir.Qrels] = {split: {} for split in SPLITS}
     for doc in docs:
@@ -97,11 +101,10 @@ def build(
         asked = training_queries(doc) if split == "train" else {f"q:{doc.doc_id}": doc.summary}
         queries |= asked
         qrels[split] |= {query_id: {doc.doc_id: 1} for query_id in asked}
-    beir.write(out_dir, ((doc.doc_id, doc.signature, doc.rest) for doc in docs), queries.items(), qrels)
     counts = {"docs": len(docs), **{f"{split}_queries": len(judged) for split, judged in qrels.items()}}
-    complete = {**wanted, "counts": counts, "sha256": {name: reading.sha256_of(out_dir / name) for name in _DATA_FILES}}
-    outputs.write_json(out_dir / "versions.json", complete)
-    return complete
+    with PYDOCS.writing(out_dir) as folder:
+        beir.write(folder, ((doc.doc_id, doc.signature, doc.rest) for doc in docs), queries.items(), qrels)
+        return PYDOCS.write_manifest(folder, {**wanted, "counts": counts})
 
 
 def _read(sources: list[tuple[str, Path]], max_docs: int | None, num_processes: int | None, progress: bool) -> list[Docstring]:
@@ -169,24 +172,6 @@ def module_group(doc_id: str) -> str:
 def _fraction(text: str) -> float:
     """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
-
-
-_VERSIONS = Record({"format": str, "sha256": Maybe(map_of(str, keys=relative), {})})
-
-
-def _versions_of(out_dir: Path) -> dict[str, Any]:
-    """The contents of `versions.json` if this module wrote it; else nothing."""
-    with contextlib.suppress(InputError):
-        versions: dict[str, Any] = reading.read_json(out_dir / "versions.json", _VERSIONS)
-        if versions["format"].startswith("de_jax pydocs "):
-            return versions
-    return {}
-
-
-def _is_complete(out_dir: Path, versions: dict[str, Any]) -> bool:
-    return set(versions["sha256"]) == set(_DATA_FILES) and all(
-        (out_dir / name).is_file() and reading.sha256_of(out_dir / name) == sha256 for name, sha256 in versions["sha256"].items()
-    )
 
 
 def _installed() -> dict[str, str]:
