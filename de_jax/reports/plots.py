@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.files import outputs
-from de_jax.files.reading import parse_json, read_bytes, read_lines
-from de_jax.settings import Count, Record, needs
+from de_jax.settings import needs
+from de_jax.training.run.run_log import read_metrics
 from de_jax.types import InputError
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
@@ -66,8 +66,8 @@ def require() -> None:
 def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
     """Draws loss, development scores, learning rate, speed and gradient norms by group over the steps of a run.
 
-    `metrics_jsonl` has one JSON object a line, with "step" and scalars; a last line cut off by a kill is skipped. Raises InputError
-    for no file, a malformed line, or nothing to draw.
+    `metrics_jsonl` has one JSON object a line, with "step" and scalars; see `read_metrics` for damaged lines. Raises InputError for
+    no file, or nothing to draw.
     """
     series = _read_series(Path(metrics_jsonl))
     found = ((name, unit, [one for one in sorted(series) if re.fullmatch(pattern, one)]) for name, unit, pattern in PANELS)
@@ -144,24 +144,12 @@ def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_pn
         axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
 
 
-_LOG_LINE = Record({"step": Count})
-
-
 def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
     """(steps, values) of each scalar, by name."""
-    lines = list(read_lines(path))
-    is_whole = read_bytes(path).endswith(b"\n")
     series: dict[str, tuple[list[float], list[float]]] = {}
-    for number, line in lines:
-        try:
-            record = _LOG_LINE(parse_json(line, allow_nan=True))
-            step = float(record.pop("step"))
-            scalars = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-        except (ValueError, OverflowError):
-            if number == lines[-1][0] and not is_whole:
-                break  # a run that was killed cuts its last line off
-            raise InputError(f"{path}, line {number}: not a JSON object with a 'step' and scalars.") from None
-        for name, value in scalars.items():
+    for line in read_metrics(path):
+        step = line.pop("step")
+        for name, value in line.items():
             steps, values = series.setdefault(name, ([], []))
             steps.append(step)
             values.append(value)

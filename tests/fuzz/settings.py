@@ -19,7 +19,6 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.reports import plots
 from de_jax.training.run import run_folder, run_log
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
@@ -88,26 +87,6 @@ def _descriptions(folder: Path) -> list[Reader]:
 def _logs(folder: Path) -> list[Reader]:
     log = "".join(json.dumps({"step": step, "loss": 1 / step, "dev/ndcg@10": 0.5}) + "\n" for step in (1, 2, 3))
 
-    def naive_series(path: Path) -> Any:
-        lines = naive_lines(path)
-        records = [json.loads(line) for line in lines[:-1]]
-        try:
-            records += [json.loads(line) for line in lines[-1:]] or [{"step": 0}]
-            records[-1]["step"] += 0
-        except Exception:
-            records = records[: len(lines) - 1]
-            if naive_text(path).endswith("\n"):
-                raise
-        found: dict[str, Any] = {}
-        for record in records:
-            step = float(record.pop("step"))
-            for name, value in record.items():
-                if isinstance(value, int | float):
-                    found.setdefault(name, [[], []])
-                    found[name][0].append(step)
-                    found[name][1].append(float(value))
-        return plain(found)
-
     def naive_log(path: Path) -> Any:
         """Every line that is whole; the reader warns of the others."""
         found = []
@@ -120,7 +99,6 @@ def _logs(folder: Path) -> list[Reader]:
         return plain(found)
 
     return [
-        one_file(folder, "metrics", "metrics.jsonl", log, lambda path: plain(plots._read_series(path)), naive_series),
         one_file(folder, "log", "metrics.jsonl", log, lambda path: plain(run_log.read_metrics(path)), naive_log),
     ]
 

@@ -65,13 +65,14 @@ def test_training_curves_leave_out_what_was_not_logged(tmp_path):
     assert image(tmp_path / "one.png").shape[0] < image(tmp_path / "four.png").shape[0]
 
 
-def test_a_line_cut_off_at_the_end_is_passed_over_and_one_before_is_refused(tmp_path):
+def test_a_line_cut_off_at_the_end_is_passed_over_and_one_before_is_named_in_a_warning(tmp_path):
     plots.training_curves(write_lines(tmp_path / "m.jsonl", RECORDS, tail='{"step": 9'), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
     write_lines(tmp_path / "m.jsonl", RECORDS[:1], tail='{"step": 9\n{"step": 3, "loss": 1}\n')
-    with pytest.raises(InputError, match=r"m\.jsonl, line 2: not a JSON object"):
-        plots.training_curves(tmp_path / "m.jsonl", tmp_path / "refused.png")
-    assert not (tmp_path / "refused.png").exists()
+    with pytest.warns(UserWarning, match=r"m\.jsonl, line 2: damaged, so it is left out"):
+        assert plots._read_series(tmp_path / "m.jsonl") == {"loss": ([1, 3], [5.0, 1])} | {
+            name: ([1], [RECORDS[0][name]]) for name in ("learning_rate", "pairs_per_second", "grad_norm")
+        }
 
 
 def test_a_log_with_nothing_to_draw_is_refused(tmp_path):
