@@ -120,10 +120,7 @@ def import_task(
     seqio_tasks.load_tasks(task, module, module_args, task_cache_dir, skip_empty=skip_empty)
     selection = seqio_tasks.Selection(task, split, dev_task, dev_split, use_cached, skip_empty)
     made_from = seqio_tasks.fingerprint(selection, module, module_args)
-    is_there = pair_store.PAIR_STORE.is_in(out_dir)
-    store = pair_store.open_pair_store(out_dir) if is_there else seqio_tasks.export(selection, out_dir, made_from)
-    if store.made_from != made_from:
-        raise InputError(f"{out_dir} holds data of another task, or of another version of it; choose another folder, or remove it.")
+    store = _open(out_dir, made_from) or seqio_tasks.export(selection, out_dir, made_from)
     report: dict[str, Any] = {"pairs_dir": str(out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}
     for name, texts in (("queries", store.query_store), ("docs", store.doc_store)):
@@ -210,10 +207,8 @@ def _open(out_dir: Path, made_from: str) -> TrainingPairs | None:
     """The output of an earlier call of the same command, or None."""
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None
-    if not (out_dir / "manifest.json").is_file() or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
-        raise InputError(
-            f"{out_dir} holds data of another table, or of another version of it; choose another folder, or remove it."
-        )
+    if not pair_store.PAIR_STORE.is_in(out_dir) or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
+        raise InputError(f"{out_dir} holds other data, or another version of it; choose another folder, or remove it.")
     return store
 
 

@@ -147,7 +147,7 @@ def test_other_versions_are_built_anew(tmp_path, sources, monkeypatch):
 
 def test_another_data_set_is_never_replaced(tmp_path, sources):
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(InputError, match="exists already and holds corpus.jsonl.gz, which is not part of a former pydocs"):
+    with pytest.raises(InputError, match=r"exists already and holds corpus\.jsonl\.gz, which is not part of a former pydocs"):
         build(tmp_path)
     assert gzip.decompress((tmp_path / "corpus.jsonl.gz").read_bytes()) == b"{}"
 

@@ -396,7 +396,7 @@ def test_an_export_gives_the_batches_of_its_task_and_is_made_once(dataset_dir, s
     written = {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")}
     cli.call("import task", command)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")} == written
-    with pytest.raises(InputError, match="holds data of another task"):
+    with pytest.raises(InputError, match="holds other data, or another version of it"):
         cli.call("import task", [*command, "--split=dev"])
     stored = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "export"), **BATCHING)
     assert_same(take(stored, 3, 9), take(beir_task(dataset_dir, spiece), 3, 9))

@@ -43,7 +43,7 @@ def test_a_csv_becomes_pairs_and_is_scored_and_searched_like_any_data_set(qa, tr
     }  # fmt: skip
     again = printed_by("import pairs", command, capsys)
     assert again == {name: value for name, value in report.items() if name not in ("rows", "bad_rows", "columns")}
-    with pytest.raises(InputError, match="pairs holds data of another table, or of another version of it; choose another folder"):
+    with pytest.raises(InputError, match="pairs holds other data, or another version of it; choose another folder"):
         cli.call("import pairs", [*map(str, command), "--columns", "query=Answer", "doc=Question"])
     scores = printed_by("evaluate pairs", [f"--run_dir={trained}", f"--pairs_dir={tmp_path / 'pairs'}"], capsys)
     assert scores["num_docs"] == 10
