@@ -18,11 +18,6 @@ DEPTH = 101
 """One more than Recall@100 needs, since a document with the query's id is left out."""
 
 
-def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
-    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set."""
-    return metrics.evaluate_results(rank_dev(run, dev), dev.qrels)
-
-
 def rank_dev(run: Run, dev: DevSet) -> Results:
     """The ranking of the dev set's documents by a run's parameters, `DEPTH` deep."""
     exact, row_ids = _exact_index(run, dev)
@@ -30,7 +25,7 @@ def rank_dev(run: Run, dev: DevSet) -> Results:
 
 
 def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
-    """`score_dev` with P@1 and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; and the ranks themselves.
+    """nDCG@10, MRR@10, Recall@100, P@1 and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; and the ranks.
 
     The ranks are those of each judged query's first relevant document. Documents of several passages have none of these.
     """
@@ -44,7 +39,7 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
 
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
-    """The same by an index of documents, whatever they are."""
+    """nDCG@10, MRR@10 and Recall@100 by an index of documents, whatever they are."""
     return metrics.evaluate_results(_rank(run, dev, index, doc_ids), dev.qrels)
 
 
