@@ -229,11 +229,7 @@ def fact(path: Path) -> dict[str, Any]:
 
 
 def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = None) -> None:
-    """Writes `checksums.json`.
-
-    Args:
-        of_files: `facts`; by default of all files below the folder.
-    """
+    """Writes `checksums.json`."""
     of_files = facts(folder, names(folder)) if of_files is None else of_files
     outputs.write_json(folder / CHECKSUMS_FILE, {"format": FORMAT, "kind": kind, "files": of_files})
 

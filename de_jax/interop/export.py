@@ -68,7 +68,6 @@ def export(
     """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
 
     Args:
-        out_dir: must not exist; it appears once it is complete.
         card: the text of README.md, given those sentences; None for none.
     """
     if Path(out_dir).exists():

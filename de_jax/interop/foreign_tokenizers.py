@@ -59,11 +59,9 @@ def read(
     Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts.
 
     Args:
-        folder: an output of `save_pretrained`; it must hold a vocabulary, see `is_in`.
         special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the
             text it is, so that no document can forge one; "as_transformers" finds all but the padding, for example to have
             "title [SEP] abstract".
-        lowercase: texts are put into lower case first.
         is_alone: only tokenizer.json is read, and nothing stands around a text, as for a StaticEmbedding.
     """
     if special_tokens not in get_args(SpecialTokens):

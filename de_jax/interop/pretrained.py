@@ -74,11 +74,7 @@ def side_of(
     prompt: str | None = None,
     fields: Sequence[FieldName] | None = None,
 ) -> Side:
-    """How a tower ("query" or "doc") reads its texts: as recorded in the checkpoint, except for the given values.
-
-    Args:
-        tokenizer: a spiece.model or tokenizer.json, for a checkpoint without a tokenizer.
-    """
+    """How a tower ("query" or "doc") reads its texts: as recorded in the checkpoint, except for the given values."""
     own = pretrained.side(tower)
     found = load_tokenizer(tokenizer) if tokenizer else own.tokenizer
     if found is None:

@@ -77,11 +77,6 @@ def from_examples(
 ) -> tuple[list[Mined], dict[str, int]]:
     """The negatives in a table's rows. They are for the row's pair, or for all pairs of its query if it has no document.
 
-    Args:
-        examples: rows of triplets, n-tuples, labelled pairs and lists; several may have the same pair.
-        skip_unknown: leave out negatives that are missing from the documents, instead of refusing them.
-        keep_identical_ids: a document with the id of its query may be a negative.
-
     Returns:
         A line for each pair with negatives, in the order of the pairs, and two counts: "unknown_pairs", rows that were left out as
         their pair is not a training pair, and "unknown_negatives", negatives that were left out.

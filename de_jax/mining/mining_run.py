@@ -42,9 +42,6 @@ def mine_generation(
 
     A process that trains or mines alone keeps the embeddings in the run's folder, and after a kill the same call continues with
     them. Several processes keep them in memory.
-
-    Args:
-        source: of a mixture; its embeddings are kept apart.
     """
     keep_as = kept_as(source) if distributed.is_alone() else None
     embedded = embed(run, mined.texts, keep_as=keep_as, texts_per_shard=texts_per_shard)
@@ -79,9 +76,6 @@ class MineNegatives:
     """A hook that mines a generation every `every_steps` updates, with the parameters of that update.
 
     Training waits for it, so that a run depends only on its seed. After a kill, an update that already has a generation is skipped.
-
-    Args:
-        run_of: makes a run from the number of updates and the parameters.
     """
 
     def __init__(

@@ -110,8 +110,6 @@ def write(
     """Writes the teacher's scores; the same call after a kill continues, and a complete folder stays as it is.
 
     Args:
-        out_dir: absent, empty, or begun by the same call.
-        settings: on which its scores depend; JSON.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
         part: its pairs go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
@@ -193,11 +191,7 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
 
 
 def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32, max_length: int | None = None) -> Score:
-    """The logits of a cross-encoder that sentence-transformers opens.
-
-    Args:
-        max_length: tokens of a query and a document together; None for the model's.
-    """
+    """The logits of a cross-encoder that sentence-transformers opens."""
     try:
         import torch
         from sentence_transformers import CrossEncoder

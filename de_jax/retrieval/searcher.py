@@ -75,11 +75,7 @@ def open_searcher(
     embeddings_dir: str | Path | None = None,
     skip_empty: bool = False,
 ) -> Searcher:
-    """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder.
-
-    Args:
-        embeddings_dir: embeddings of the corpus by this run, from encode corpus.
-    """
+    """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder."""
     folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     build_index = build_index or faiss_index.index_builder()
     index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)

@@ -49,11 +49,7 @@ class _Embeddings(NamedTuple):
 
 
 def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenStore, hashes: Mapping[str, str]) -> GuideOf:
-    """The embeddings of a guide for the texts of two stores.
-
-    Args:
-        hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
-    """
+    """The embeddings of a guide for the texts of two stores."""
     folder = Path(guide_dir)
     manifest = GUIDE.open(folder)
     sides = {}

@@ -86,12 +86,7 @@ class JoinedNegatives(NamedTuple):
 def joined_negatives(
     sources: Sequence[Callable[[int], Mapping[str, Any]]], firsts: Mapping[str, Sequence[int]], num_pairs: Sequence[int]
 ) -> Callable[[int], dict[str, JoinedNegatives]]:
-    """The hard negatives of all sources.
-
-    Args:
-        firsts: of each source, the joined row of its first text, of "neg_docs" and of "neg_queries".
-        num_pairs: of each source; the pairs of a source follow those of the source before.
-    """
+    """The hard negatives of all sources."""
     ends = np.cumsum(num_pairs)
 
     def at(step: int) -> dict[str, JoinedNegatives]:
@@ -106,11 +101,7 @@ def joined_negatives(
 
 
 def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num_pairs: Sequence[int]) -> ScoresOf:
-    """A teacher's scores of the pairs of all sources, whose documents stand in the rows of a joined store.
-
-    Args:
-        firsts: of each source, the joined row of its first document.
-    """
+    """A teacher's scores of the pairs of all sources, whose documents stand in the rows of a joined store."""
     ends = np.cumsum(num_pairs)
     starts = [0, *ends[:-1].tolist()]
 

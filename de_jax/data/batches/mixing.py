@@ -59,10 +59,6 @@ def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.
     source has given its share of batches, to within 5 in a million steps. Nearly the same holds for every second or third step, so
     an optimizer that trains the towers in turn trains both on all sources.
 
-    Args:
-        rates: of each source, in any unit, above 0.
-        seed: of u.
-
     Returns:
         int64 steps [n] -> int64 places in `rates` [n].
 

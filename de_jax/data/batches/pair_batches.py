@@ -223,7 +223,6 @@ class PairBatches:
         """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
 
         Args:
-            start: batches of these pairs before.
             steps: the run's step of each batch, which decides the negatives that are in force; by default the batch's number.
         """
         if start < 0:

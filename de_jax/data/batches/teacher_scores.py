@@ -34,13 +34,7 @@ ScoresOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def of_array(
     scores: Float32[np.ndarray, "rows K"], pairs: Int[np.ndarray, "P 2"], neg_docs: Int[np.ndarray, "P mined"] | None
 ) -> ScoresOf:
-    """Scores that come with the pairs: the first column is of a pair's document, the others of its negatives in their order.
-
-    Args:
-        scores: NaN for a missing score.
-        pairs: (query row, document row).
-        neg_docs: rows of the negatives that `scores` are of; None if none of them is drawn.
-    """
+    """Scores that come with the pairs: the first column is of a pair's document, the others of its negatives in their order."""
     num_scored = scores.shape[1] if neg_docs is None else 1 + neg_docs.shape[1]
     if scores.shape != (len(pairs), num_scored):
         raise InputError(

@@ -92,11 +92,7 @@ class Curriculum:
         return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
 
     def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
-        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
-
-        Args:
-            pairs: numbers of pairs; draws of one do not depend on the others.
-        """
+        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none."""
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
         first, last = self._bounds(counts, step)
@@ -172,7 +168,6 @@ def ranked_texts(
 
     Args:
         read: gives the ids (query, document) of the pairs, each pair's query, and by its number the queries of its document.
-        hashes: change whenever that does, the expansion's own aside.
     """
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")

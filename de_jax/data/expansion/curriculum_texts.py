@@ -43,12 +43,7 @@ class CurriculumTexts:
         *,
         max_query_length: int = 32,
     ) -> None:
-        """Lists the texts that may be asked for; nothing is copied.
-
-        Args:
-            queries: of every document; for the strategy "gold" those of its pairs.
-            ranked: of each pair; None for "gold".
-        """
+        """Lists the texts that may be asked for; nothing is copied."""
         self._queries, self._golds, self._ranked = queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
         self._of_negatives = dataclasses.replace(curriculum, seed=((curriculum.seed or 0) + 1) % 2**32)
@@ -107,7 +102,6 @@ def open_expansion(
     """The documents of a corpus with the queries that a curriculum chooses, which are tokenized on first use.
 
     Args:
-        curriculum: with the number of its steps.
         has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
     """
     assert pairs.own_queries is not None

@@ -149,7 +149,6 @@ class TextsWithOneQuery(_Expanded):
 
     Attributes:
         bare: int64 [n] the row of each document without a query.
-        num_texts: of all documents and queries.
     """
 
     def __init__(self, docs: TokenStore, queries: GeneratedQueries, *, max_query_length: int = 32) -> None:

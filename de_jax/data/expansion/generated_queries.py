@@ -56,7 +56,6 @@ class ExpansionWriter:
 
     Args:
         folder: absent, empty, or begun or completed with the same plan. Without a part, any plan continues it.
-        plan: what decides the queries; JSON.
     """
 
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
@@ -147,11 +146,7 @@ def write_released(
     skip_empty: bool = False,
     about: dict[str, Any],
 ) -> int:
-    """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`.
-
-    Args:
-        skip_empty: leave empty documents and their predictions out instead of refusing them.
-    """
+    """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`."""
     corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
     input_policy.tell_skipped(corpus, corpus_ids.empty)
     read = [[Path(path).name, reading.sha256_of(path)] for path in paths]
@@ -215,9 +210,6 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
     others   docTTTTTquery's text files: line i is one query of document i of the corpus. Files with the same name before ".txt" are
              pieces of one sample (predicted_queries_topk_sample000.txt000-1004000, ...001-..., in the order of their names), those
              with different ones are different samples.
-
-    Args:
-        paths: all of one kind, plain or .gz.
     """
     given = [Path(path) for path in paths]
     kinds = {next((kind for kind in (".jsonl", ".tsv") if path.name.removesuffix(".gz").endswith(kind)), "") for path in given}

@@ -73,7 +73,6 @@ class ScoreFile:
 
     Args:
         path: one line for each pair, a score for each of its document's generated queries in the order of the expansion.
-        pairs: (query id, document id) of each training pair.
     """
 
     def __init__(self, path: str | Path, pairs: Sequence[tuple[str, str]]) -> None:

@@ -62,8 +62,6 @@ class Generation(NamedTuple):
     """A complete generation.
 
     Attributes:
-        number, folder: where it is.
-        manifest: the miner's facts.
         rows: of the training pairs, see `rows_of_pairs`; empty where only the manifest was read. They stay in memory, whatever
             becomes of the folder.
     """

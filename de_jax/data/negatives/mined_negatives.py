@@ -59,7 +59,6 @@ class MinedNegatives:
     folder have no effect on the run.
 
     Attributes:
-        negatives_dir: holds the generations.
         num_drawn: "neg_docs" and "neg_queries", how many of each a row of a batch gets; those with none are absent.
         switches: all so far, by rising step; none before `begin`.
     """
@@ -111,7 +110,6 @@ class MinedNegatives:
         """Continues by the file of switches; without a switch, the run begins with the newest complete generation.
 
         Args:
-            step: the step at which training continues.
             known: the switches in the run's checkpoint. They restore lost lines of the file.
         """
         known = list(known)

@@ -51,12 +51,7 @@ def write(
     *,
     skip_empty: bool = False,
 ) -> TrainingPairs:
-    """Reads every source once and writes the folder, which appears when it is complete; memory is bounded by the ids of the pairs.
-
-    Args:
-        out_dir: absent, empty, or a former pair store, which is replaced.
-        skip_empty: leave empty texts out, and the training pairs that have one.
-    """
+    """Reads every source once and writes the folder, which appears when complete; memory is bounded by the ids of the pairs."""
     readings, dev_readings = ([_Reading(source) for source in some] for some in (sources, dev_sources))
     with pair_store.PAIR_STORE.writing(out_dir) as folder:
         _write_texts(folder, [*readings, *dev_readings], tokenizers, skip_empty)

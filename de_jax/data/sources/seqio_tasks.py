@@ -300,7 +300,6 @@ def open_stream(
     """A task of pairs with their texts, to be read in shards, and its tokenizers by side.
 
     Args:
-        sizes_dir: keeps the sizes of the shards that were read, for runs that continue.
         num_drawn: how many "neg_doc" and "neg_query" are wanted, where the task has their ids.
     """
     import tensorflow as tf

@@ -46,7 +46,6 @@ def write_pairs(
     """Reads the tables once and writes a folder of pairs, in the order of their rows, which appears when it is complete.
 
     Args:
-        out_dir: absent, empty, or a former pair store, which is replaced.
         read: gets the reading of each table, with its counts of rows.
     """
     with pair_store.PAIR_STORE.writing(out_dir) as folder:

@@ -59,8 +59,6 @@ def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None,
     Hard negatives are its last documents; scores are left out.
 
     Args:
-        tables: to read; twice if they have hard negatives.
-        read: gets the reading of each table, with its counts of rows.
         only_split: the name of the only split, instead; then the table may lack queries.
 
     Returns:

@@ -63,11 +63,9 @@ class TokenStore:
     """Tokenized texts of a folder; open one with `open_token_store`.
 
     Attributes:
-        ids: text ids in row order.
         encoded_ids: bytes [n], the same in UTF-8, memory-mapped.
         tokens: int32 [total], memory-mapped.
         offsets: int64 [n + 1], memory-mapped.
-        prefix_ids, suffix_ids: special tokens put around every text.
         tokenizer_fingerprint: SHA-256 of the vocabulary file.
         content_hash: SHA-256 over ids, tokens and vocabulary; equal stores have equal hashes.
         skipped_ids: of empty texts that were left out.
@@ -168,8 +166,6 @@ def build_token_store(
     Memory is bounded by one chunk of texts and the ids.
 
     Args:
-        texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
-        store_dir: absent, empty, or a former token store, which is replaced.
         skip_empty: leave texts that are "" out, and record their ids.
     """
     with (

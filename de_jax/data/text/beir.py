@@ -62,7 +62,6 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
     Args:
         path: jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
             .txt; plain, or compressed where the name ends in .gz.
-        skip_empty: pass over empty texts instead of refusing them.
     """
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 

@@ -103,7 +103,6 @@ def write_beir(
     """Writes a BEIR folder of DPR's passages with their own ids; passages are streamed, ids of questions count them by split.
 
     Args:
-        out_dir: absent, empty, or a former BEIR folder, which is replaced; appears when it is complete.
         questions: files of training questions by the split that their judgements are for, `train` and perhaps `dev`. Questions
             without a positive passage are left out.
         answers: files of test questions, which get `answers.jsonl` and no judgements.

@@ -25,7 +25,6 @@ class PassageStore:
         """Finds where passages begin; a document no longer than `length` is one passage.
 
         Args:
-            length: tokens of a passage, special ones included.
             stride: tokens from the beginning of one to that of the next; by default passages do not overlap.
         """
         if max_passages is not None and max_passages < 1:
