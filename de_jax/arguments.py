@@ -29,7 +29,7 @@ Form = Literal["views", "typical", "typical_as_is", "document"]
 Port = Annotated[int, Range(1, 65535)]
 
 MEANINGS = {
-    "dataset_dir": "a BEIR folder",
+    "dataset_dir": "a BEIR folder or a table",
     "split": "split of the judgements",
     "skip_empty": "leave empty texts out; judged ones count as not found",
     "keep_identical_ids": "also rank a document that has the query's id",
@@ -47,6 +47,8 @@ MEANINGS = {
     "texts_per_shard": "texts laid out together; a shard has a multiple of them",
     "memory_fraction": "share of the GPU's memory for this process, if several use it",
     "cache_dir": "folder of tokenized texts; default $DE_JAX_CACHE",
+    "host": "address to listen on; the default 127.0.0.1 is this machine only",
+    "port": "port to listen on",
     "dtype": (
         "type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on "
         "different devices that share work need the same one"

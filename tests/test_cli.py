@@ -66,7 +66,7 @@ def test_verbs_are_few():
         ("mine pair", "'pair' is not a kind of de-jax mine (did you mean pairs?); there are pairs."),
         ("search --dataset_dri=x",
          "--dataset_dri is not a flag of de-jax search (did you mean --dataset_dir?); its --help lists them."),
-        ("search --run_dir=x", "--dataset_dir is missing; give a BEIR folder or a table with the corpus."),
+        ("search --run_dir=x", "--dataset_dir is missing; give a BEIR folder or a table."),
         ("search --run_dir", "--run_dir has no value; give the model: a run, a folder with a model, or a hub name."),
         ("search --run_dir=x --dataset_dir=y --k=0", "--k is 0; it must be at least 1."),
         ("search --run_dir=x --dataset_dir=y z", "'z' is left over; values of flags are written --flag=value."),

@@ -105,10 +105,7 @@ def compare_latency(
 
     Args:
         runs: name=model of the runs to measure; the first is the baseline.
-        step: checkpoint of all runs: a step, or best; default the newest.
-        dataset_dir: a BEIR folder or a table with the queries.
         queries: a file with one query a line.
-        split: split of the BEIR folder.
         batch_sizes: queries per call.
         num_calls: calls per run and batch size.
     """

@@ -61,7 +61,6 @@ def import_pairs(
 
     Args:
         tables: a file, a datasets folder or a name on the Hugging Face hub; several are read as one.
-        out_dir: the folder to write.
         format: pairs: tokens for training; beir: texts for every command.
         dev_table: a table of dev pairs, to score checkpoints.
         dev_split: split of dev pairs of a datasets folder or of the hub.
@@ -107,7 +106,6 @@ def import_task(
 
     Args:
         task: a seqio task or mixture.
-        out_dir: the folder to write.
         module: the Python module that registers the task.
         module_arg: an argument of the module's register(); repeatable.
         split: split of the training pairs.
@@ -151,7 +149,6 @@ def import_openqa(
     Args:
         passages: tsv with the columns id, text and title.
         train: json of training questions with their passages.
-        out_dir: the folder to write.
         dev: the same, of the questions that choose a checkpoint.
         test: tsv of questions and lists of answers.
         max_positives: positive passages of a question, from its first.
@@ -179,7 +176,6 @@ def import_pydocs(
     versions, a second run changes nothing. Prints one JSON object.
 
     Args:
-        out_dir: folder of the data set.
         max_docs: limit the documents, to the same subset each time; reads fewer files.
         no_packages: use only the standard library, as quickstart does.
         num_processes: processes that read sources; default one per processor.

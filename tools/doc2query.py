@@ -190,7 +190,6 @@ def doc2query_generate(
 
     Args:
         model: a run of doc2query train, a folder of Hugging Face's T5 or a name on the hub.
-        out_dir: folder of the expansion.
         tokenizer: vocabulary, if the model has none.
         dtype: type of matrix products; default the model's.
     """
@@ -237,7 +236,6 @@ def doc2query_import(
 
     Args:
         predictions: files: .jsonl, .tsv, or docTTTTTquery's text files.
-        out_dir: folder of the expansion.
         docs_per_part: documents per part; a stopped command continues with the next part.
     """
     corpus = beir.find_file(dataset_dir, "corpus")

@@ -167,7 +167,6 @@ def score_pairs(
         out_dir: folder of the scores; new, empty or started by this command.
         pairs_dir: a folder of pairs; its texts are decoded from their tokens.
         split: split of --dataset_dir with the pairs.
-        negatives_dir: for --dataset_dir: a generation, or a folder of generations: its newest complete one.
         cross_encoder: a folder or hub name for sentence-transformers.
         model: a run, or any model that import model reads.
         batch_size: batch size of a cross-encoder, in pairs.

@@ -127,7 +127,6 @@ def evaluate_msmarco(
     Args:
         dataset_dir: MS MARCO's files as distributed.
         kind: passages or documents.
-        split: split of queries and judgements.
     """
     policy = scoring.policy(scored, OF_MSMARCO[kind])
     files = msmarco.find_files(dataset_dir, kind)

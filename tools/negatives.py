@@ -67,7 +67,6 @@ def mine_pairs(
         run_dir: the model that ranks: a run, a folder with a model, or a hub name.
         bm25: BM25 ranks.
         negatives_dir: folder of generations; default <run_dir>/negatives.
-        split: split of the pairs.
     """
     is_run = run_dir is not None and RUN.is_in(Path(run_dir))
     if not negatives_dir and not is_run:
@@ -134,7 +133,6 @@ def import_negatives(
     Args:
         tables: a table: a file, a datasets folder or a name on the Hugging Face hub; several are read as one; or a TREC run.
         negatives_dir: folder of generations; the next is added.
-        dataset_dir: a BEIR folder or a table with the training pairs.
         pairs_dir: or a folder written by import pairs.
         split_of_pairs: split of --dataset_dir.
         first_rank: first rank of a TREC run, without relevant documents (default 1).

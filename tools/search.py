@@ -51,7 +51,6 @@ def search(
     once.
 
     Args:
-        dataset_dir: a BEIR folder or a table with the corpus.
         query: one query; default a prompt.
         k: documents to show.
     """
@@ -90,11 +89,8 @@ def demo(
     --share is given. The first start encodes the corpus and keeps it. Ctrl-C ends the page.
 
     Args:
-        dataset_dir: a BEIR folder or a table with the corpus.
         compare: a second run, folder or hub name, in a column of its own.
         compare_step: checkpoint of --compare.
-        host: address to listen on; the default 127.0.0.1 is this machine only.
-        port: port to listen on.
         share: also ask Gradio's servers for a public address.
     """
     gradio_page.import_gradio()
@@ -134,7 +130,6 @@ def export_index(
     Repeat a stopped upload to continue it. Prints one JSON object.
 
     Args:
-        dataset_dir: a BEIR folder or a table with the corpus.
         to: file format or engine to write.
         out: a new file, for parquet.
         uri: Milvus: an address such as http://localhost:19530, or a file ending in .db.

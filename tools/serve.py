@@ -52,8 +52,6 @@ def serve(
     Args:
         dataset_dir: a BEIR folder or a table with the corpus; default no search.
         truncate_dim: keep the first dimensions only, for a Matryoshka model.
-        host: address to listen on; the default 127.0.0.1 is this machine only.
-        port: port to listen on.
         max_waiting_texts: texts that may wait for all clients; further requests get the status 429.
         max_body_bytes: size of a request.
     """
