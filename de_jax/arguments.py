@@ -72,11 +72,7 @@ class Checkpoint:
     step: str | None = None
 
     def open(self) -> Run:
-        """The model; assumptions about it go to stderr.
-
-        Raises:
-            InputError: no such model or checkpoint.
-        """
+        """The model; assumptions about it go to stderr."""
         return open_model(self.run_dir, self.step)
 
 
@@ -124,11 +120,7 @@ class Scored(IndexSettings):
     backend: Backend = "jax"
 
     def open(self, passage_length: int | None = None) -> Run | None:
-        """The run with these lengths and prompts, or None without --run_dir.
-
-        Raises:
-            InputError: the run is missing, or its model cannot take the length.
-        """
+        """The run with these lengths and prompts, or None without --run_dir."""
         if self.run_dir is None:
             return None
         run = open_model(self.run_dir, self.step, precision(self.dtype, self.backend))
@@ -201,9 +193,6 @@ class Scoring(Expand):
             scored: the run's flags.
             measures: the command's default ones.
             drop_identical_ids: as BEIR does; elsewhere ids of queries and documents may be equal by chance.
-
-        Raises:
-            InputError: a depth too small for the measures, an unknown measure or index, or options that exclude each other.
         """
         from de_jax.evaluation import metrics
         from de_jax.evaluation.task import Policy
@@ -243,21 +232,13 @@ class Shards:
     num_shards: PositiveInt | None = None
 
     def check_step(self, step: str | int | None) -> None:
-        """Refuses several jobs that might take several checkpoints of a run.
-
-        Raises:
-            InputError: --step is not the number of a checkpoint.
-        """
+        """Refuses several jobs that might take several checkpoints of a run."""
         flag = next((f"--{name}" for name in ("engine", "shard", "distributed") if getattr(self, name)), None)
         if flag and not str(step).isdecimal():
             raise InputError(f"{flag} needs the number of a checkpoint in --step, so that all jobs take the same one.")
 
     def part(self) -> Part | None:
-        """The part of the work that --shard or --distributed names; None for all of it.
-
-        Raises:
-            InputError: not such a part, no cluster that sets it, or a process that cannot compute by itself.
-        """
+        """The part of the work that --shard or --distributed names; None for all of it."""
         if not self.shard and not self.distributed:
             return None
         from de_jax.retrieval.parts import Part

@@ -156,11 +156,7 @@ def _as_flag(found: re.Match[str]) -> str:
 
 
 def import_asked_for() -> None:
-    """Imports the modules that `DE_JAX_IMPORT` names, with commas between: they make losses and encoders of your own known.
-
-    Raises:
-        InputError: one of them cannot be imported.
-    """
+    """Imports the modules that `DE_JAX_IMPORT` names, with commas between: they make losses and encoders of your own known."""
     for name in filter(None, map(str.strip, os.environ.get("DE_JAX_IMPORT", "").split(","))):
         try:
             importlib.import_module(name)
@@ -243,11 +239,7 @@ def _fail(sentence: str, code: int) -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuses a port that another program listens on.
-
-    Raises:
-        InputError: the port is taken or needs rights, or the host is no address of this machine.
-    """
+    """Refuses a port that another program listens on."""
     try:
         with socket.create_server((host, port)):
             pass

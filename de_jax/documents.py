@@ -52,11 +52,7 @@ def is_alone(path: object) -> bool:
 
 
 def read(path: str | Path) -> list[Document]:
-    """The documents of a folder: of its corpus.jsonl or corpus.tsv, or the sections of its text files.
-
-    Raises:
-        InputError: no documents.
-    """
+    """The documents of a folder: of its corpus.jsonl or corpus.tsv, or the sections of its text files."""
     folder = Path(path)
     if _corpus(folder):
         texts = beir.iter_docs(beir.find_file(folder, "corpus"), skip_empty=True)

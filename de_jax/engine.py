@@ -35,9 +35,6 @@ def run(verb: str, argv: Sequence[str], num_shards: int | None = None) -> list[d
 
     Returns:
         The JSON objects that the command without a shard prints.
-
-    Raises:
-        InputError: Ray is not installed, or an error of the command.
     """
     with needs("ray", "--engine=ray"):
         import ray

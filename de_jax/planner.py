@@ -130,9 +130,6 @@ def outline(recipe: Recipe) -> dict[str, Any]:
     Returns:
         JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
         optimizer's state on all devices together; and useful_flops of a step, as in `plan`.
-
-    Raises:
-        InputError: the recipe's data has no options, so its sizes are unknown.
     """
     shape, state = _shape(recipe), recipe.shapes()
     return {

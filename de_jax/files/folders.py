@@ -44,22 +44,16 @@ class Kind:
     ...         manifest = WORDS.write_manifest(folder, {"num_words": 1})
     ...     WORDS.open(Path(parent) / "words")
     {'format': 'de_jax words 1', 'num_words': 1}
-
-    Attributes:
-        entries: checks the manifest, its format aside.
-        make, mend, otherwise: what to do where a folder is of another kind, is damaged, or was begun with other inputs.
-        file: the name of the manifest.
-        is_bare: the manifest's format is the version alone, as in the descriptions of models.
     """
 
     name: str
-    entries: Check
-    make: str
-    mend: str = "copy it again, or make it again"
-    otherwise: str = "choose another folder or delete this one"
-    file: str = MANIFEST_FILE
+    entries: Check  # checks the manifest, its format aside
+    make: str  # what to do where a folder is of another kind
+    mend: str = "copy it again, or make it again"  # or is damaged
+    otherwise: str = "choose another folder or delete this one"  # or was begun with other inputs
+    file: str = MANIFEST_FILE  # the name of the manifest
     version: int = 1
-    is_bare: bool = False
+    is_bare: bool = False  # the manifest's format is the version alone, as in the descriptions of models
 
     @property
     def format(self) -> str | int:

@@ -19,19 +19,13 @@ _Negatives = dict[str, None]
 
 
 class Target(NamedTuple):
-    """The training pairs that negatives are for, and their texts.
-
-    Attributes:
-        pairs: (query id, document id), in order.
-        query_ids, doc_ids: the ids of a text, several if it is there several times, none if it is not.
-        first_query, first_doc: of each id the first one with its text.
-    """
+    """The training pairs that negatives are for, and their texts."""
 
     name: str
-    pairs: Sequence[tuple[str, str]]
-    query_ids: Callable[[str], Sequence[str]]
+    pairs: Sequence[tuple[str, str]]  # (query id, document id), in order
+    query_ids: Callable[[str], Sequence[str]]  # the ids of a text: several, or none if it is not there
     doc_ids: Callable[[str], Sequence[str]]
-    first_query: Mapping[str, str]
+    first_query: Mapping[str, str]  # of each id the first one with its text
     first_doc: Mapping[str, str]
     facts: Mapping[str, str]
 

@@ -43,47 +43,29 @@ _DOCS = ("doc", "neg_docs")
 
 
 class TrainingPairs(NamedTuple):
-    """Training pairs and the texts of their rows, whichever source they come from.
-
-    Attributes:
-        pairs: int32 [P, 2] (query row, document row).
-        hashes: of "queries" and "docs" that the manifests of negatives must have; empty for no check.
-        passages: of documents with several passages; the best one for a query counts.
-        drop_identical_ids: a document with the id of a query is no negative of it; see `input_policy`.
-        neg_docs, neg_queries: int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` where a pair has fewer.
-        scores: float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without.
-        dev_qrels: judgements that score checkpoints, of texts in the stores.
-        epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by default
-            every pair once.
-        own_queries: gives the text of each pair's query, as far as it is known.
-        is_part: of the corpus whose generated queries are given.
-        made_from: equal for folders of pairs with equal content.
-        told: the warnings of the import, given again whenever the folder is opened.
-        first_queries, first_docs: int32 [n + 1] the first row with the text of each row, see `with_equal_texts`; None if rows
-            tell texts apart.
-    """
+    """Training pairs and the texts of their rows, whichever source they come from."""
 
     name: str
     query_store: TokenStore
     doc_store: TokenStore
-    pairs: np.ndarray
-    hashes: Mapping[str, str] = MappingProxyType({})
-    passages: PassageStore | None = None
-    drop_identical_ids: bool = True
+    pairs: np.ndarray  # int32 [P, 2] (query row, document row)
+    hashes: Mapping[str, str] = MappingProxyType({})  # of "queries" and "docs" that the manifests of negatives must have
+    passages: PassageStore | None = None  # of documents with several passages; the best one for a query counts
+    drop_identical_ids: bool = True  # a document with the id of a query is no negative of it; see `input_policy`
     query_tokenizer: Any = None
     doc_tokenizer: Any = None
-    neg_docs: np.ndarray | None = None
-    neg_queries: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    dev_qrels: beir.Qrels | None = None
-    epoch_order: Callable[[int], np.ndarray] | None = None
-    own_queries: Callable[[], Sequence[str]] | None = None
-    is_part: bool = False
+    neg_docs: np.ndarray | None = None  # int32 [P, mined] rows of negatives that come with the pairs, `PADDING_ID` for fewer
+    neg_queries: np.ndarray | None = None  # the same of queries
+    scores: np.ndarray | None = None  # float32 [P, 1 + mined] of a teacher: of the pair's document and its `neg_docs`; NaN without
+    dev_qrels: beir.Qrels | None = None  # judgements that score checkpoints, of texts in the stores
+    epoch_order: Callable[[int], np.ndarray] | None = None  # rows of an epoch by its number, see `mixing.mixed_epochs`
+    own_queries: Callable[[], Sequence[str]] | None = None  # gives the text of each pair's query, as far as it is known
+    is_part: bool = False  # of the corpus whose generated queries are given
     parts: Sequence[Any] = ()
-    made_from: str = ""
-    told: Sequence[str] = ()
-    first_queries: np.ndarray | None = None
-    first_docs: np.ndarray | None = None
+    made_from: str = ""  # equal for folders of pairs with equal content
+    told: Sequence[str] = ()  # the warnings of the import, given again whenever the folder is opened
+    first_queries: np.ndarray | None = None  # int32 [n + 1] the first row with the text of each row, see `with_equal_texts`
+    first_docs: np.ndarray | None = None  # the same of documents; None if rows tell texts apart
 
     @property
     def stores(self) -> tuple[TokenStore, TokenStore]:

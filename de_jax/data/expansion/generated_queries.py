@@ -100,19 +100,7 @@ def read_plan(folder: str | Path) -> dict[str, Any]:
 def read_expansion(path: str | Path) -> Iterator[DocQueries]:
     """The documents of an expansion, a folder or a single file, in its order."""
     path = Path(path)
-    if not path.is_dir():
-        return _iter_json([path])
-    manifest = EXPANSION.open(path)
-    return _counted(path / EXPANSION.file, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
-
-
-def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, as many as in the manifest; a lost part would otherwise be skipped."""
-    num_found = 0
-    for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
-        yield doc
-    if num_docs is not None and num_found != num_docs:
-        raise InputError(f"{manifest_file} has {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
+    return _iter_json([path / name for name in EXPANSION.open(path)["parts"]] if path.is_dir() else [path])
 
 
 def fingerprint(path: str | Path) -> str:

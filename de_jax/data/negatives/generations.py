@@ -59,17 +59,12 @@ NEGATIVES = Kind(
 
 
 class Generation(NamedTuple):
-    """A complete generation.
-
-    Attributes:
-        rows: of the training pairs, see `rows_of_pairs`; empty where only the manifest was read. They stay in memory, whatever
-            becomes of the folder.
-    """
+    """A complete generation."""
 
     number: int
     folder: Path
     manifest: Mapping[str, Any]
-    rows: Mapping[str, np.ndarray] = MappingProxyType({})
+    rows: Mapping[str, np.ndarray] = MappingProxyType({})  # by `rows_of_pairs`, in memory; {} where only the manifest was read
 
 
 def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, facts: Mapping[str, Any]) -> Generation:

@@ -25,23 +25,14 @@ class Mined(NamedTuple):
 
 
 class MinedPairs(NamedTuple):
-    """The hard negatives of P training pairs. Numbers of queries and documents are rows of their ids.
+    """The hard negatives of P training pairs. Numbers of queries and documents are rows of their ids."""
 
-    Attributes:
-        pairs: int32 [P, 2] (query, document).
-        neg_docs: int32 [P, N], in the order drawn; `PADDING_ID` after shorter lists.
-        neg_queries: int32 [P, M], the same of queries.
-        scores: float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none. None if
-            others mined.
-        query_ids, doc_ids: bytes [q] and [n], UTF-8.
-    """
-
-    pairs: np.ndarray
-    neg_docs: np.ndarray
-    neg_queries: np.ndarray
-    scores: np.ndarray | None
-    query_ids: np.ndarray
-    doc_ids: np.ndarray
+    pairs: np.ndarray  # int32 [P, 2] (query, document)
+    neg_docs: np.ndarray  # int32 [P, N], in the order drawn; `PADDING_ID` after shorter lists
+    neg_queries: np.ndarray  # int32 [P, M], the same of queries
+    scores: np.ndarray | None  # float32 [P, 1 + N] by what mined them: of the pair's document, then of its `neg_docs`; NaN for none
+    query_ids: np.ndarray  # bytes [q], UTF-8
+    doc_ids: np.ndarray  # bytes [n], UTF-8
 
     def lines(self) -> Iterator[Mined]:
         """The pairs by id, in order."""

@@ -105,24 +105,15 @@ class PairsOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which rows of the batches a process makes; the trainer sets it.
+    """Which rows of the batches a process makes; the trainer sets it."""
 
-    Attributes:
-        host_index, num_hosts: this host's place among the hosts that share a batch.
-        row_multiple: packed rows of the global batch are a multiple of it.
-        num_steps: updates of the run.
-        run_dir: the run's folder, for the record of the negatives used at each step; "" without a run.
-        source: the name of a source of a mixture; "" for a single source.
-        is_joined: the batches hold pairs of other sources too, so the source itself makes none.
-    """
-
-    host_index: NonNegativeInt = 0
+    host_index: NonNegativeInt = 0  # this host's place among the hosts that share a batch
     num_hosts: PositiveInt = 1
-    row_multiple: PositiveInt = 1
-    num_steps: PositiveInt = 1
-    run_dir: LocalPath = ""
-    source: str = ""
-    is_joined: bool = False
+    row_multiple: PositiveInt = 1  # packed rows of the global batch are a multiple of it
+    num_steps: PositiveInt = 1  # updates of the run
+    run_dir: LocalPath = ""  # for the record of the negatives used at each step; "" without a run
+    source: str = ""  # the name of a source of a mixture; "" for a single source
+    is_joined: bool = False  # the batches hold pairs of other sources too, so the source itself makes none
 
     @property
     def scope(self) -> str:

@@ -106,15 +106,11 @@ def trained_on(store: TrainingPairs, options: PairsOptions, share: Share) -> Tra
 
 
 class Tables(NamedTuple):
-    """The tables for training and for scoring checkpoints.
-
-    Attributes:
-        dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
-    """
+    """The tables for training and for scoring checkpoints."""
 
     train: Table
     dev: Table | None = None
-    dev_fraction: float = 0.0
+    dev_fraction: float = 0.0  # the share of the queries of `train` whose pairs score checkpoints instead, by their hash
 
 
 @checked

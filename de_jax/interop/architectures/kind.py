@@ -169,35 +169,20 @@ def written(
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How transformers keeps one kind of encoder.
+    """How transformers keeps one kind of encoder."""
 
-    Attributes:
-        model_types: names in config.json that are read as this kind; the first is written.
-        keys: the known settings of its config.json.
-        config_of: the encoder of a config.json; refuses unsupported settings.
-        origins_of: where its parameters are, by path within a tower, for a vocabulary that pads with an id.
-        json_of: the config.json of an encoder whose vocabulary pads with an id; the inverse of `config_of`.
-        holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.
-        own_name: the name that transformers gives an array of a folder today, in an encoder alone.
-        heads: regular expressions of arrays that published models carry beside the encoder.
-        kept: a regular expression of heads that an export writes again, as transformers' encoder has them.
-        position_pad_id: the padding id that the position table depends on; None if no position depends on it.
-        is_shift_free: whether padding before a text changes no embedding.
-        is_renamed: whether transformers calls kernels otherwise than their file does, so that no adapter finds them by that name.
-    """
-
-    model_types: tuple[str, ...]
-    keys: Keys
-    config_of: Callable[[Settings], EncoderConfig]
-    origins_of: Callable[[Any, int], dict[str, Origin]]
-    json_of: Callable[[Any, int], dict[str, Any]]
-    holds: Callable[[Any, int], bool]
-    own_name: Callable[[str], str]
-    heads: tuple[str, ...] = ()
-    kept: str | None = None
-    position_pad_id: Callable[[Settings], int] | None = None
-    is_shift_free: bool = False
-    is_renamed: bool = False
+    model_types: tuple[str, ...]  # names in config.json that are read as this kind; the first is written
+    keys: Keys  # the known settings of its config.json
+    config_of: Callable[[Settings], EncoderConfig]  # the encoder of a config.json; refuses unsupported settings
+    origins_of: Callable[[Any, int], dict[str, Origin]]  # where its parameters are, by path within a tower, for a padding id
+    json_of: Callable[[Any, int], dict[str, Any]]  # the config.json of an encoder, for a padding id; the inverse of `config_of`
+    holds: Callable[[Any, int], bool]  # whether an encoder can be saved as this kind, for a padding id
+    own_name: Callable[[str], str]  # the name that transformers gives an array of a folder today, in an encoder alone
+    heads: tuple[str, ...] = ()  # regular expressions of arrays that published models carry beside the encoder
+    kept: str | None = None  # of heads that an export writes again, as transformers' encoder has them
+    position_pad_id: Callable[[Settings], int] | None = None  # that the position table depends on; None if no position does
+    is_shift_free: bool = False  # whether padding before a text changes no embedding
+    is_renamed: bool = False  # transformers calls kernels otherwise than their file does, so no adapter finds them
 
     def by_own_name(self, source: object, stored: Mapping[str, Callable[[], Array]]) -> dict[str, Callable[[], Array]]:
         """`stored`, functions that read an array, by `own_name`; an array under two names is refused unless both are equal."""
