@@ -109,11 +109,7 @@ class Objects:
             return _client(self._scheme, os.getpid())
 
     def _attempt(self, operation: Callable[[], T], *, is_object: bool = False) -> T:
-        """The result of an operation, which is repeated while the bucket does not answer.
-
-        Args:
-            is_object: a FileNotFoundError is of an object, and not of the bucket.
-        """
+        """The result of an operation, which is repeated while the bucket does not answer."""
         for seconds in (*RETRY_SECONDS, None):
             try:
                 with _explained(self.address, is_object):

@@ -94,11 +94,7 @@ def open_corpus(dataset_dir: str | Path, *, skip_empty: bool = False) -> Corpus:
 
 
 class SideBySide:
-    """BM25, dense retrieval by a model, the fusion of both, and dense retrieval by more models, over one corpus.
-
-    Args:
-        models: by the name that a column shows; the first one is fused with BM25.
-    """
+    """BM25, dense retrieval by a model, the fusion of both, and dense retrieval by more models, over one corpus."""
 
     def __init__(self, corpus: Corpus, models: Mapping[str, Model], *, skip_empty: bool = False) -> None:
         self.corpus, self._models = corpus, dict(models)

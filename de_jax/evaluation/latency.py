@@ -51,10 +51,6 @@ def measure(
 
     A call takes texts to embeddings on the host. All shapes are compiled before the first call that counts, and the runs take
     turns call by call, on the same queries.
-
-    Args:
-        runs: by name; the first is the baseline.
-        queries: taken in order, again from the start if there are too few.
     """
     if not runs or not queries or min([num_calls, *batch_sizes]) < 1:
         raise InputError("latency needs at least one run, one query, one call, and batches of at least one.")

@@ -203,9 +203,6 @@ def over_seeds(differences: Float[np.ndarray, "s q"]) -> OverSeeds:
     Each difference is the mean plus a part of its seed, a part of its query and a rest. The mean's variance is the sum of theirs,
     no estimate below 0, with Satterthwaite's degrees of freedom. A bootstrap of three or five seeds would be too narrow.
 
-    Args:
-        differences: system minus baseline for the same seed and query.
-
     Example:
         >>> round(over_seeds(np.array([[0.1, 0.2, 0.0, 0.1], [0.3, 0.1, 0.1, 0.2]])).p, 3)
         0.17

@@ -187,7 +187,6 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
     Args:
         folder: its name holds a hash of everything that decides its content, so a damaged folder can be replaced.
         open_folder: raises InputError if the folder is damaged.
-        build: makes the folder with `atomic_dir`.
     """
     if folder.is_dir():
         with contextlib.suppress(InputError):

@@ -254,11 +254,7 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies.
-
-    Args:
-        if_taken: called with the holder before this process waits.
-    """
+    """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies."""
     while True:
         make_folder(path.parent)
         with open(path, "a+") as file:

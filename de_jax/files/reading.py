@@ -85,7 +85,6 @@ def read_json(
 
     Args:
         check: gives the value as it is returned, see `settings.Record`.
-        max_bytes: of the file; None for any number.
     """
     path = Path(path)
     content = read_bytes(path, max_bytes=max_bytes)
@@ -115,9 +114,6 @@ def read_records(path: str | Path, check: Check) -> Iterator[tuple[int, Any]]:
 
 def parse_json(text: str, *, allow_nan: bool = False) -> Any:
     """The JSON value in a line, as strict as `read_json`.
-
-    Args:
-        allow_nan: whether NaN and Infinity are numbers, as in a log.
 
     Raises:
         ValueError: not such JSON; the rest of a sentence that the caller begins with file and line.
@@ -157,9 +153,6 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
     """Yields (number from 1, line without its end) of a UTF-8 file, plain or .gz, a line in memory at a time.
 
     A byte order mark is dropped; lines end in LF or CRLF.
-
-    Args:
-        keep_blank: yield blank lines too, which are passed over otherwise.
     """
     for line, raw in read_byte_lines(path):
         try:

@@ -65,11 +65,7 @@ def export(
     license: str | None = None,
     notes: Sequence[str] = (),
 ) -> list[str]:
-    """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
-
-    Args:
-        card: the text of README.md, given those sentences; None for none.
-    """
+    """Writes a run in one of `FORMATS`; returns notes for the user, in sentences."""
     if Path(out_dir).exists():
         raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")
     notes = [*notes]

@@ -26,11 +26,7 @@ QUERY_LENGTH = 64
 
 
 def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokenizer | None = None) -> GeneratorRun:
-    """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco".
-
-    Args:
-        step: of a run: a step that has a checkpoint, or "best" for the lowest dev loss; by default the newest.
-    """
+    """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco"."""
     if GENERATOR_RUN.is_in(folder := folder_of(source)):
         return load_generator(folder, step)
     if t5x.recognises(folder):

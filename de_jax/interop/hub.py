@@ -46,11 +46,7 @@ def exported_files(folder: str | Path) -> list[Path]:
 
 
 def push(folder: str | Path, repo: str, *, private: bool) -> str:
-    """Uploads an exported folder to a new or existing repository of the hub; returns its address.
-
-    Args:
-        private: of a new repository; an existing repository keeps its visibility.
-    """
+    """Uploads an exported folder to a new or existing repository of the hub; returns its address."""
     import huggingface_hub
 
     check_repo(repo)

@@ -112,12 +112,7 @@ def from_ranking(
     depth: int,
     keep_identical_ids: bool = False,
 ) -> tuple[list[Mined], dict[str, int]]:
-    """The best ranked documents of each query that are not relevant to it, as negatives of all its pairs.
-
-    Args:
-        ranking: document ids by query id, best first, as `metrics.read_trec_run` reads them.
-        first_rank, depth: the ranks to take, relevant documents not counted; from 1.
-    """
+    """The best ranked documents of each query that are not relevant to it, as negatives of all its pairs."""
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     chosen: dict[str, list[str]] = {}
     for query, docs in ranking.items():

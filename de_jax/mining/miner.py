@@ -150,15 +150,8 @@ def mine(
     exclude the queries of all its training pairs. With `texts.drop_identical_ids`, they also exclude the text with the same id.
     Copies of a text under other ids are the same text.
 
-    Args:
-        previous: the document rows of the previous generation, for the statistics.
-        score: scores the index of documents, for the statistics.
-
     Returns:
         The negatives, and facts for the manifest: seconds by stage, candidates, refusals by filter, statistics.
-
-    Raises:
-        InputError: mined queries for documents of several passages, or an unsuitable file of scores.
     """
     clock = _Clock(embedded.seconds)
     positives, first = texts.by_text[:, 1], texts.first_docs

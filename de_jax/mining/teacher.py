@@ -111,7 +111,6 @@ def write(
 
     Args:
         make_score: opens the teacher; not called for a complete folder.
-        pairs_per_part: scores between two points from which a killed call continues.
         part: its pairs go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
     """
     folder = Path(out_dir)

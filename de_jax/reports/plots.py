@@ -97,9 +97,6 @@ def embedding_map(
 
     Dong et al. (2022) read from such a picture whether two towers share one space: if they do, the colours mix and
     the lines are short.
-
-    Args:
-        method: "tsne" (neighbourhoods) or "pca" (distances, linear).
     """
     if query_embeddings.shape != doc_embeddings.shape:
         raise InputError(f"queries {query_embeddings.shape} and documents {doc_embeddings.shape} differ; row i is pair i.")

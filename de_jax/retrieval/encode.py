@@ -112,8 +112,6 @@ def encode(
     """Embeddings of a store's texts, float32, in the store's order. Texts with equal tokens are encoded once, so they are equal.
 
     Args:
-        max_length: tokens, special ones included; longer texts are cut.
-        rows: which texts, in which order; all by default.
         tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `padded_length`; smaller wastes less work and compiles more.
         writer: the rows are its next block; it keeps the finished rows, so that the call continues after a kill.

@@ -67,11 +67,7 @@ def typical_to_dir(
     progress: encode.Progress = lambda views: None,
     **options: Any,
 ) -> None:
-    """Writes the typical representations of a corpus; after a kill, the same call continues and ends byte-equal.
-
-    Args:
-        views: of the documents, in their order. Their embeddings are averaged shard by shard and never written.
-    """
+    """Writes the typical representations of a corpus; after a kill, the same call continues and ends byte-equal."""
     options = {"max_length": run.doc.max_length, **options}
     source = {
         "model": encode.tower_hash(run, "doc"),

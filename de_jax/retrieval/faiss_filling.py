@@ -59,11 +59,7 @@ def on_gpus(index: Any, *, all_gpus: bool = False, is_sharded: bool = True, floa
 
 
 class Filling:
-    """Fills an empty index with a corpus; for one use.
-
-    Args:
-        is_on_gpu: an index with inverted lists is trained and filled on the first GPU, others on the CPU.
-    """
+    """Fills an empty index with a corpus; for one use."""
 
     def __init__(
         self,

@@ -88,11 +88,7 @@ def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
 
 
 def join(whole: Path, firsts_of: Callable[[], np.ndarray]) -> None:
-    """Joins the embeddings of all parts, if there are parts, byte for byte as one job writes them. It continues after a kill.
-
-    Args:
-        firsts_of: gives the first row with the text of each row, whose embedding all copies get.
-    """
+    """Joins the embeddings of all parts, if there are parts, byte for byte as one job writes them. It continues after a kill."""
     if EMBEDDINGS.is_in(whole):
         remove(whole)
     if not (opened := [(folder, *open_embeddings(folder)) for folder in complete(whole, EMBEDDINGS, "texts_per_shard")]):

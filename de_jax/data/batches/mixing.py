@@ -59,9 +59,6 @@ def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.
     source has given its share of batches, to within 5 in a million steps. Nearly the same holds for every second or third step, so
     an optimizer that trains the towers in turn trains both on all sources.
 
-    Returns:
-        int64 steps [n] -> int64 places in `rates` [n].
-
     Example:
         >>> turns([2, 1], seed=0)(np.arange(12)).tolist()
         [0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]

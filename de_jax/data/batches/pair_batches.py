@@ -176,12 +176,7 @@ class PairBatches:
         scores: ScoresOf | None = None,
         guide: GuideOf | None = None,
     ) -> None:
-        """Plans the first epoch, unless the batches hold pairs of other sources too.
-
-        Args:
-            negatives: hard negatives of each pair by step, with `Negatives.draw`.
-            doc_texts: of the documents of `pairs.doc_store`, instead of their beginnings.
-        """
+        """Plans the first epoch, unless the batches hold pairs of other sources too."""
         require_shares(options.batch_size, share.host_index, share.num_hosts)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide

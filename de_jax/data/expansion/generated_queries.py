@@ -52,11 +52,7 @@ class DocQueries(NamedTuple):
 
 
 class ExpansionWriter:
-    """Writes an expansion part by part; the same plan continues where a killed one was.
-
-    Args:
-        folder: absent, empty, or begun or completed with the same plan. Without a part, any plan continues it.
-    """
+    """Writes an expansion part by part; the same plan continues where a killed one was."""
 
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
         self._folder, self._plan = Path(folder), {"format": EXPANSION.format, **plan}

@@ -68,11 +68,7 @@ class Generation(NamedTuple):
 
 
 def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, facts: Mapping[str, Any]) -> Generation:
-    """Writes a generation; it appears when it is complete.
-
-    Args:
-        facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
-    """
+    """Writes a generation; it appears when it is complete."""
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
         raise InputError(f"{folder} exists already; one miner writes to a folder at a time.")
@@ -109,11 +105,7 @@ def next_number(negatives_dir: str | Path) -> int:
 
 
 def open_generation(negatives_dir: str | Path, number: int) -> Generation:
-    """A generation whose every part has the checksum that its manifest gives.
-
-    Raises:
-        DamagedGeneration: it is absent, of another format, half-copied or damaged.
-    """
+    """A generation whose every part has the checksum that its manifest gives."""
     folder = generation_dir(negatives_dir, number)
     with _damage():
         return Generation(number, folder, NEGATIVES.open(folder))
@@ -150,11 +142,7 @@ def newest_made_of(negatives_dir: str | Path, key: str) -> Generation | None:
 
 
 def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
-    """The miner's facts about a generation; its parts are not read.
-
-    Raises:
-        DamagedGeneration: it is absent, of another format, or not written by a miner.
-    """
+    """The miner's facts about a generation; its parts are not read."""
     with _damage():
         return NEGATIVES.read_manifest(generation_dir(negatives_dir, number))
 

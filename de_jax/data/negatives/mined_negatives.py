@@ -298,11 +298,7 @@ class MinedNegatives:
 
 
 def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: str = "", **options: Any) -> MinedNegatives:
-    """The negatives of a run, or of one source of its mixture.
-
-    Args:
-        negatives_dir: "{run_dir}" and "{source}" in it stand for `run_dir` and `source`.
-    """
+    """The negatives of a run, or of one source of its mixture."""
     name = SWITCHES_FILE.replace(".", f"_{source}.") if source else SWITCHES_FILE
     folder = negatives_dir.replace("{run_dir}", run_dir).replace("{source}", source)
     return MinedNegatives(folder, Path(run_dir) / name if run_dir else None, texts, **options)

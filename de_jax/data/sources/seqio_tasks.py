@@ -297,11 +297,7 @@ def _read(
 def open_stream(
     selection: Selection, max_lengths: Mapping[str, int], sizes_dir: Path, num_drawn: Mapping[str, int]
 ) -> tuple[Shards, dict[str, Tokenizer]]:
-    """A task of pairs with their texts, to be read in shards, and its tokenizers by side.
-
-    Args:
-        num_drawn: how many "neg_doc" and "neg_query" are wanted, where the task has their ids.
-    """
+    """A task of pairs with their texts, to be read in shards, and its tokenizers by side."""
     import tensorflow as tf
 
     seqio = import_seqio()

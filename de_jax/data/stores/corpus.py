@@ -164,9 +164,6 @@ def build_token_store(
     """Tokenizes (id, text) pairs into a store, streaming; the folder appears once it is complete.
 
     Memory is bounded by one chunk of texts and the ids.
-
-    Args:
-        skip_empty: leave texts that are "" out, and record their ids.
     """
     with (
         TOKEN_STORE.writing(store_dir) as temporary,

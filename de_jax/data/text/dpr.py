@@ -106,9 +106,6 @@ def write_beir(
         questions: files of training questions by the split that their judgements are for, `train` and perhaps `dev`. Questions
             without a positive passage are left out.
         answers: files of test questions, which get `answers.jsonl` and no judgements.
-
-    Returns:
-        How many "passages" and "test_questions" there are, and how many "<split>_pairs".
     """
     judged = {split: _judged(split, files, max_positives) for split, files in questions.items()}
     asked = list(itertools.chain.from_iterable(map(read_answers, answers)))

@@ -56,11 +56,7 @@ def _is_printed(cell: str) -> bool:
 
 
 def numbers(value: Any, column: str, kind: str) -> Sequence[Any]:
-    """The values of a cell, which holds a list, its JSON, or one value.
-
-    Raises:
-        ValueError: malformed JSON; names the `kind` of its values. The rest of a sentence as of `texts`.
-    """
+    """The values of a cell, which holds a list, its JSON, or one value."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = reading.parse_json(value)

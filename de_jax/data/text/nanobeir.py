@@ -37,11 +37,7 @@ Parts = Mapping[str, Sequence[Path]]
 
 
 def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = None) -> dict[str, Path]:
-    """The sets in a folder, by name, each in the BEIR layout; those of parquet files are written so in the cache.
-
-    Args:
-        name: of the set, where `root` itself is one; default the folder's name.
-    """
+    """The sets in a folder, by name, each in the BEIR layout; those of parquet files are written so in the cache."""
     root = Path(root)
     reading.require_folder(root, "give a folder with NanoBEIR's sets")
     found = {one: _converted(one, parts, Path(cache_dir)) for one, parts in _parquet_sets(root, name).items()}

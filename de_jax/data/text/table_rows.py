@@ -210,9 +210,6 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
     ...     ["query", "pos", "neg", "scores"], {}))[:5]
     ('why?', ['because'], ['no'], [0.9], [0.1])
-
-    Raises:
-        ValueError: a value that its column cannot have; the rest of a sentence that the caller begins with the place.
     """
     queries = _texts(values, columns["query"][0]) if "query" in columns else [""]
     if len(queries) != 1:

@@ -38,12 +38,7 @@ def parse_grade(text: str) -> int:
 
 
 def parse_score(text: str) -> float:
-    """A score.
-
-    Raises:
-        ValueError: not a decimal number within the range of 32 bits, in which trec_eval keeps scores; the rest of a sentence as of
-            `parse_grade`.
-    """
+    """A score."""
     if _DECIMAL.fullmatch(text) and is_score(value := float(text)):
         return value
     raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits")

@@ -23,9 +23,6 @@ def train_sentencepiece(
     """Trains a unigram vocabulary in T5's layout (padding 0, `</s>` 1, `<unk>` 2, no begin symbol) and writes it to `model_file`.
 
     The same texts, size and seed give the same bytes, whatever the machine's number of processors.
-
-    Args:
-        texts: read once; beyond `max_texts` of them a random sample is used (at least 101).
     """
     import sentencepiece
 
