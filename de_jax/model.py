@@ -22,6 +22,7 @@ import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
 from de_jax.data.text.fields import document
+from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import bare, with_prompt
 from de_jax.files import addresses
 from de_jax.files.outputs import progress_bar
@@ -30,7 +31,6 @@ from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
 from de_jax.retrieval.index import array_of, check_finite
-from de_jax.retrieval.maxp import passages_of
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.recipe_file import origins
@@ -413,7 +413,7 @@ class Model:
         if not store.num_texts:
             axes = (self.max_passages,) if tower == "doc" and self.max_passages > 1 else ()
             return np.zeros((0, *axes, self.embedding_dim), np.float32)
-        passages = passages_of(self.run, store) if tower == "doc" else None
+        passages = passages_of(store, self.run.doc) if tower == "doc" else None
         read = passages or store
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:

@@ -10,11 +10,11 @@ from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.generations import open_newest
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir
+from de_jax.data.text.passages import passages_of
 from de_jax.evaluation.task import Policy, beir_task
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import progress_bar, write_json
 from de_jax.reports import plots
-from de_jax.retrieval import maxp
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Seed
 from de_jax.training.run.run_folder import load_run
 from de_jax.training.step import grad_norms
@@ -121,7 +121,7 @@ def analyse_negatives(
     chosen = negative_analysis.temperature_of(first, temperature)
     grad_norms.group_norms(first.params, patterns)  # refuses patterns that match nothing
     stores = open_stores(dataset_dir, first.query.tokenizer, first.doc.tokenizer, skip_empty=skip_empty)
-    pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
+    pairs, passages = qrel_pairs(qrels, *stores), passages_of(stores[1], first.doc)
     texts = TrainingPairs(name, *stores, pairs, text_hashes(dataset_dir), passages, not keep_identical_ids)
     counts = {"num_pairs": num_pairs, "num_negatives": num_negatives}
     sample = negative_analysis.sample(texts, generations, seed=seed, **counts)

@@ -9,6 +9,7 @@ from typing import Any
 from de_jax.arguments import Expand, Model, Shards
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
+from de_jax.data.text.passages import passages_of
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.flags import Line, rules
@@ -16,7 +17,6 @@ from de_jax.mining import guide, teacher
 from de_jax.model import load
 from de_jax.retrieval import corpus_embeddings, encode, expanded_search
 from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
-from de_jax.retrieval.maxp import passages_of
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.types import InputError
 
@@ -77,7 +77,7 @@ def encode_corpus(
         "length_multiple": length_multiple,
         "texts_per_shard": texts_per_shard,
     }
-    texts = expanded_search.texts(run, docs, expanded) if expanded else passages_of(run, docs) or docs
+    texts = expanded_search.texts(run, docs, expanded) if expanded else passages_of(docs, run.doc) or docs
     with progress_bar(total=texts.num_texts, desc=KEEPS, unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expanded and expanded.is_typical:

@@ -14,6 +14,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import MinedPairs, of_lines
 from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir
+from de_jax.data.text.passages import passages_of
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
@@ -22,7 +23,6 @@ from de_jax.flags import Line, rules
 from de_jax.mining import imported
 from de_jax.mining.miner import Miner, embed, encode_docs, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, made_of, only_miner
-from de_jax.retrieval import maxp
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
@@ -187,7 +187,7 @@ def _texts(run: Run, dataset_dir: Path, split: str, *, skip_empty: bool, keep_id
     """The training pairs of a BEIR folder as a run reads them."""
     qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
     stores = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=skip_empty)
-    passages = maxp.passages_of(run, stores[1])
+    passages = passages_of(stores[1], run.doc)
     pairs = TrainingPairs(
         beir.folder_of(dataset_dir).resolve().name, *stores, qrel_pairs(qrels, *stores), {}, passages, not keep_identical_ids
     )

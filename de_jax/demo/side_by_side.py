@@ -19,13 +19,13 @@ from jaxtyping import Float
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir, tokenizing
 from de_jax.data.text.fields import field_of
+from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import Span
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.saliency import token_saliency
 from de_jax.evaluation.task import Policy
 from de_jax.model import Model
 from de_jax.retrieval.bm25 import BM25Index
-from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.searcher import open_searcher
 from de_jax.types import InputError
 
@@ -197,7 +197,7 @@ def doc_saliency(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[
     """
     run, side = model.run, model.run.doc
     store = tokenized(texts, side.tokenizer)
-    passages = passages_of(run, store)
+    passages = passages_of(store, side)
     read = passages or store
     doc_rows = passages.doc_rows if passages else np.arange(store.num_texts)
     before, after = len(side.tokenizer.prefix_ids), len(side.tokenizer.suffix_ids)

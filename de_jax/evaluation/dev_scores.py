@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth
-from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.passages import PassageStore, passages_of
 from de_jax.evaluation import first_ranks, metrics
 from de_jax.evaluation.first_ranks import Ranks
 from de_jax.evaluation.metrics import Results
@@ -51,7 +51,7 @@ def _rank(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> Result
 
 def _exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:
     """The dev set's documents, or their passages, and the document that each row is of."""
-    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
+    store, rows = passages_of(dev.doc_store, run.doc) or dev.doc_store, dev.doc_rows
     if isinstance(store, PassageStore):
         passages = store.of_docs(rows)
         rows = passages[passages >= 0]

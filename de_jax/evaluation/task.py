@@ -15,6 +15,7 @@ from de_jax.data.expansion import generated_queries
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.beir import Qrels
+from de_jax.data.text.passages import passages_of
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
@@ -27,7 +28,7 @@ from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.index_settings import IndexSettings
-from de_jax.retrieval.maxp import of_docs, passages_of
+from de_jax.retrieval.maxp import of_docs
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
@@ -123,7 +124,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
     metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
-    passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
+    passages = expanded or passages_of(doc_store, run.doc, policy.passage_length, policy.passage_stride)
     store = passages or doc_store
     with progress_bar(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
         name = task.corpus.parent.name  # several tasks share a corpus

@@ -8,22 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.passages import PassageStore
 from de_jax.retrieval.index import Index, empty_ranking
-from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
-
-
-def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: int | None = None) -> PassageStore | None:
-    """The passages that a run's documents are cut into; None if each is one text, which is the run's `max_passages = 1`."""
-    if length is None and run.doc.max_passages == 1:
-        return None
-    if run.doc.prompt:
-        raise InputError("only a document's first passage would have the prompt; leave the prompt or the passages out.")
-    if length is None:
-        return PassageStore(docs, run.doc.max_length, max_passages=run.doc.max_passages)
-    return PassageStore(docs, length, stride)
 
 
 def of_docs(index: Index, row_ids: Sequence[str]) -> tuple[Index, list[str]]:

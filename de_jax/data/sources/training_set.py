@@ -22,7 +22,7 @@ from de_jax.data.negatives.mined_negatives import MinedNegatives, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
-from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.passages import passages_of
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs, reading
@@ -240,7 +240,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
-    passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
+    passages = passages_of(pairs.doc_store, Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages))
     pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
     query, doc = (
         Side(pairs.query_tokenizer, options.max_query_length),
@@ -353,15 +353,6 @@ def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
     """Identifies the texts of a BEIR folder: hex SHA-256 of the file of "queries" and of that of "docs"."""
     names = {"queries": "queries", "docs": "corpus"}
     return {kind: reading.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
-
-
-def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages: int) -> PassageStore | None:
-    """The passages of documents; None if each is one text."""
-    if max_passages == 1:
-        return None
-    if prompt_of(tokenizer):
-        raise InputError("only a document's first passage would have the prompt; set PairsOptions.max_passages to 1.")
-    return PassageStore(docs, length, max_passages=max_passages)
 
 
 def opened(tokenizer: TokenizerSource) -> Tokenizer:

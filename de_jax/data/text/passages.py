@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data.stores.corpus import TextIds, TokenStore, body_room
+from de_jax.data.text.sides import Side
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -65,6 +66,17 @@ class PassageStore:
         place = np.arange(self.most_passages)
         firsts, num_passages = self._firsts[doc_rows], np.where(doc_rows >= 0, self._num_passages[doc_rows], 0)
         return np.where(place < num_passages[..., None], firsts[..., None] + place, PADDING_ID).astype(np.int32)
+
+
+def passages_of(docs: TokenStore, side: Side, length: int | None = None, stride: int | None = None) -> PassageStore | None:
+    """The passages that a tower reads of documents, or whole documents cut by `length` and `stride`; None if each is one text."""
+    if length is None and side.max_passages == 1:
+        return None
+    if side.prompt:
+        raise InputError("only a document's first passage would have the prompt; leave the prompt out, or set max_passages to 1.")
+    if length is None:
+        return PassageStore(docs, side.max_length, max_passages=side.max_passages)
+    return PassageStore(docs, length, stride)
 
 
 def ids_of_docs(doc_ids: TextIds, doc_rows: Int[np.ndarray, " p"]) -> TextIds:
