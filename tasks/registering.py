@@ -17,7 +17,7 @@ import tensorflow as tf
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.data.text import input_policy
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, load_tokenizer
 from de_jax.types import InputError
 
 Record = Mapping[str, Any]
@@ -137,9 +137,7 @@ def require_files(*paths: str | Path) -> None:
             raise InputError(f"{path} does not exist.")
 
 
-@functools.cache
-def _tokenizer(path: str) -> Tokenizer:
-    return load_tokenizer(path)
+_tokenizer = functools.cache(load_tokenizer)
 
 
 def _vocabulary(path: str | Path) -> seqio.SentencePieceVocabulary:

@@ -269,11 +269,7 @@ def evaluate_sentences(
 
 
 def _dense_ranks(run: Run, task: Task, policy: Policy, min_relevance: int) -> first_ranks.Ranks:
-    """The rank of each judged query's best correct sentence by a run's embeddings; 0 if none is, or the query is left out.
-
-    Raises:
-        InputError: settings that give a sentence several vectors, which have no ranks here.
-    """
+    """The rank of each judged query's best correct sentence by a run's embeddings; 0 if none is, or the query is left out."""
     if policy.passage_length:
         raise InputError("sentences are not cut into passages; leave --passage_length out.")
     if run.doc.max_passages > 1:

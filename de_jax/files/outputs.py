@@ -180,10 +180,10 @@ def save_array(path: str | Path, array: np.ndarray) -> None:
         file.write(array.reshape(-1).view(np.uint8).data)
 
 
-def array_header(dtype: str, size: int) -> bytes:
-    """The header of a .npy file of one dimension. numpy leaves room for the size, so headers of all sizes are equally long."""
+def array_header(dtype: str, *shape: int) -> bytes:
+    """The header of a .npy file. numpy leaves room for the first size, so headers of all sizes are equally long."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (size,)})
+    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
     return header.getvalue()
 
 

@@ -217,10 +217,7 @@ def read_array(
 
 @contextlib.contextmanager
 def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = False) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed if its name ends in .gz; errors while reading become InputError.
-
-    `place` is how far the reader came.
-    """
+    """A file's bytes, decompressed if its name ends in .gz; errors while reading become InputError."""
     is_compressed = path.suffix == ".gz" and not is_plain
     try:
         if is_compressed and not path.stat().st_size:

@@ -11,7 +11,6 @@ progress.json    the same and the rows done, while the folder is incomplete
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import time
 from collections.abc import Iterable
@@ -172,10 +171,7 @@ class EmbeddingWriter:
 
     def _header(self) -> bytes:
         """The head of embeddings.npy with all of its rows."""
-        header = io.BytesIO()
-        facts = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, self._dim)}
-        np.lib.format.write_array_header_1_0(header, facts)
-        return header.getvalue()
+        return outputs.array_header("<f4", self._num_texts, self._dim)
 
     def _size(self, num_rows: int) -> int:
         return len(self._header()) + num_rows * self._dim * 4

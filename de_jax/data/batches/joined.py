@@ -21,8 +21,6 @@ _TEXTS = {"query_id": "queries", "doc_id": "docs", "neg_doc_ids": "docs", "neg_q
 class JoinedStore:
     """Token stores as one: the rows of a store follow those of the store before. Equal stores share their rows.
 
-    So a document of two sources over one corpus has one id, and equal row numbers of different stores are different ids.
-
     Attributes:
         firsts: the row of each store's first text.
         num_texts: n, of all stores.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +54,8 @@ def write_pairs(
             (folder / f"{side}_tokenizer").mkdir()
             tokenizers[side].save(folder / f"{side}_tokenizer")
         with writing(folder / "queries", tokenizers["query"]) as queries, writing(folder / "docs", tokenizers["doc"]) as docs:
-            texts = {
-                side: _Texts(_tokenized(writer, tokenizers[side], tables.train.name))
-                for side, writer in (("query", queries), ("doc", docs))
-            }
+            writers = {"query": queries, "doc": docs}
+            texts = {side: _Texts(writer, tokenizers[side], tables.train.name) for side, writer in writers.items()}
             with outputs.collecting(is_quiet=True) as told:  # the folder's reader warns again
                 arrays, dev_qrels = _pairs(tables, [] if read is None else read, texts)
         parts = [Part(out_dir.name, 1.0, len(arrays["pairs"]))]
@@ -137,9 +135,8 @@ def _require_pairs(num_pairs: Mapping[str, int], tables: Tables) -> None:
 class _Texts:
     """The texts of one side; each is written at its first occurrence."""
 
-    def __init__(self, write: Callable[[list[str], list[str]], None]) -> None:
-        """`write` gets the ids and the texts that are new, in order."""
-        self._write, self._rows = write, _RowsByDigest()
+    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, table: str) -> None:
+        self._writer, self._tokenizer, self._table, self._rows = writer, tokenizer, table, _RowsByDigest()
 
     def add(self, texts: Sequence[str]) -> np.ndarray:
         """The row of each text, int32."""
@@ -148,7 +145,11 @@ class _Texts:
         digests = [digest(text) for text in texts]
         rows, new = self._rows.find_or_add(np.array(digests, f"S{_DIGEST_BYTES}"))
         if new:
-            self._write([digests[place].hex() for place in new], [texts[place] for place in new])
+            tokens = self._tokenizer.encode([texts[place] for place in new])
+            try:
+                self._writer.append([digests[place].hex() for place in new], tokens)
+            except InputError as error:  # of tokens: the store has no file
+                raise InputError(f"{self._table}: {error}") from None
         return rows
 
 
@@ -182,16 +183,6 @@ class _RowsByDigest:
             keys, rows = keys[order], rows[order]
         if len(keys):
             self._runs.append((keys, rows))
-
-
-def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable[[list[str], list[str]], None]:
-    def write(ids: list[str], texts: list[str]) -> None:
-        try:
-            writer.append(ids, tokenizer.encode(texts))
-        except InputError as error:  # of tokens: the store has no file
-            raise InputError(f"{name}: {error}") from None
-
-    return write
 
 
 def digest(text: str) -> bytes:

@@ -232,11 +232,7 @@ def cached_token_store(
     skip_empty: bool = False,
     progress: bool = True,
 ) -> TokenStore:
-    """The store of a jsonl or tsv file, built on the first call and opened on every later one.
-
-    Its folder is named by the content of the file, the vocabulary and the options. Of several processes that ask at
-    once, one builds and the others wait. Texts that are left out are counted on stderr.
-    """
+    """The store of a jsonl or tsv file, built on the first call and opened on every later one."""
     if kind not in KINDS:
         raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")
     read = functools.partial(beir.iter_all, texts_file, with_title=kind == "docs", skip_empty=skip_empty)

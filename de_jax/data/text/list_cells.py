@@ -18,10 +18,6 @@ def texts(cell: str, column: str) -> str | list[Any] | dict[str, Any]:
 
     >>> texts('["beta", "gamma"]', "positive"), texts("[1] Smith", "positive")
     (['beta', 'gamma'], '[1] Smith')
-
-    Raises:
-        ValueError: an object without a text, or either as Python prints it; the rest of a sentence that the caller begins with the
-            place.
     """
     bare = cell.strip()
     if (bare[:1], bare[-1:]) not in (("[", "]"), ("{", "}"), ("(", ")")):
