@@ -36,6 +36,8 @@ def page(
         run_dir, compare: a run, a folder with a model, or a hub name, see `de_jax.load`; a second one has a column of its own.
         dataset_dir: a BEIR folder: the corpus, and queries for examples if there are any.
         step, compare_step: the checkpoint, where the model is a run: a step, or "best"; by default the newest.
+        skip_empty: leave empty documents out, which are refused otherwise.
+        backend: what encodes, see `de_jax.load`.
 
     Raises:
         InputError: Gradio is not installed, no such model or data set, or the same model twice.

@@ -83,9 +83,11 @@ class FaissIndex:
         Args:
             embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if the index
                 itself is small enough.
+            ids: the documents' ids, unique, parallel to the rows.
             factory: as FAISS writes it, such as "Flat", "IVF1024,Flat", "HNSW32" or "OPQ64,IVF4096,PQ64x4fs".
             options: how the result is searched; its `index` is not read, nor `faiss_on_disk`, see `build_on_disk`.
             train_size: documents drawn to train with, where the index needs it; by default 65,536 and 64 a list at least.
+            seed: of that draw.
 
         Raises:
             InputError: FAISS is not installed or refuses the factory, the sample or the device; as for `ExactIndex`.
@@ -107,6 +109,10 @@ class FaissIndex:
         **training: Any,
     ) -> FaissIndex:
         """Writes an IVF index larger than memory to a folder, part by part, and opens it; rankings are those of `build`.
+
+        Args:
+            folder: absent, empty or an older saved index; appears complete, by a rename.
+            embeddings, ids, factory, options, training: of `build`.
 
         Raises:
             InputError: an index whose lists cannot be in a file, a disk with too little space; as of `build` and `save`.
@@ -144,6 +150,7 @@ class FaissIndex:
         Args:
             folder: a saved index. Of a file of lists beyond 16 MiB, which stays on disk, only the size is checked; `de-jax verify`
                 compares all checksums.
+            options: of the search.
 
         Raises:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.

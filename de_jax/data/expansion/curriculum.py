@@ -92,7 +92,13 @@ class Curriculum:
         return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
 
     def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
-        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none."""
+        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
+
+        Args:
+            ranked: of all pairs.
+            pairs: numbers of pairs; draws of one do not depend on the others.
+            step: updates already done.
+        """
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
         first, last = self._bounds(counts, step)
