@@ -83,7 +83,7 @@ def encode_corpus(
         if expanded and expanded.is_typical:
             expanded_search.typical_to_dir(run, docs, texts, out_dir, normalize=expanded.normalizes(run), **options)
         else:
-            corpus_embeddings.docs_to_dir(run, texts, out_dir, part=part, **options)
+            corpus_embeddings.to_dir(run, "doc", texts, out_dir, part=part, **options)
     if part:
         return {"shard": str(part)}
     _, embeddings, _ = open_embeddings(out_dir)

@@ -53,17 +53,12 @@ def generate_to_dir(
     """Writes `decoding.num_queries` queries for every document; the same call after a kill continues and ends byte-equal.
 
     Args:
-        run: the generator.
-        store: the documents, by the run's tokenizer.
         out_dir: an expansion that is absent, or begun or completed by the same call; see `expansion.generated_queries`.
-        decoding: how.
-        seed: of all draws.
         min_distinct: different queries of a document at least: more draws replace repeated ones; 0 keeps all as drawn.
         docs_per_batch: documents at a time, of each device.
         docs_per_part: documents of a part; a call after a stop continues with the next part.
         about: more for the plan, such as the corpus's fingerprint.
         part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
-        progress: called with the number of documents just done.
     """
     if store.tokenizer_fingerprint != run.tokenizer.fingerprint:
         raise InputError("the documents were tokenized with another vocabulary than the generator's; tokenize them with its own.")
@@ -137,11 +132,7 @@ class QueryWriter:
     """A generator, compiled for the devices of this process: documents of a store to their queries.
 
     Attributes:
-        num_few: documents so far that have fewer than `min_distinct` different queries.
-
-    Args:
-        min_distinct: a document with fewer different queries gets new draws in the place of blank and repeated ones, up to `ROUNDS`
-            times.
+        num_few: documents so far that have fewer than `min_distinct` different queries, after up to `ROUNDS` new draws.
     """
 
     def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int, min_distinct: int = 0) -> None:

@@ -80,8 +80,6 @@ def train_generator(
         data: the training pairs.
         optimization: docTTTTTquery: Adafactor, 1e-3, constant (Nogueira and Lin 2019).
         logging: `evaluate_every_steps` and `early_stopping_patience` are of `dev`; `collapse_alarm` is of embeddings.
-        seed: of fresh parameters and of dropout.
-        is_fresh: start from random parameters.
         dev: pairs whose loss chooses the best checkpoint, and ends the run where it no longer falls.
 
     Returns:
@@ -160,11 +158,7 @@ def describe(run: GeneratorRun) -> None:
 
 
 def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> GeneratorRun:
-    """A generator with the parameters of one checkpoint, by default the newest, on the first device.
-
-    Args:
-        step: of a checkpoint, or "best" for the one with the lowest dev loss.
-    """
+    """A generator with the parameters of a checkpoint: the newest, `step`, or for "best" that of the lowest dev loss."""
     run_dir = Path(run_dir)
     description, model = run_folder.described(GENERATOR_RUN, run_dir, Generator.from_json)
     found, params = restored(run_dir, step, model, only_sizes=only_sizes)

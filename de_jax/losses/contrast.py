@@ -112,10 +112,7 @@ def contrasts(
     Args:
         items: the sets of queries and documents that the pairs name.
         pairs: the names of anchors and candidates.
-        scale: 1 / tau > 0.
-        mask_duplicates: see `masks.is_negative`.
         block_size: candidates in a block, >= 1. Over several devices best a multiple of their number that divides every K.
-        hardness: see `contrast`.
     """
     blocks = {name: _in_blocks(items[name], block_size) for pair in pairs for name in pair}
     vectors = {name: block.vectors for name, block in blocks.items()}

@@ -99,12 +99,8 @@ def contrasts(
     """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
     Args:
-        sets: what `items` returns.
         sides: each with at least one set of candidates that the batch has; they add up.
-        scale: 1 / tau.
-        mask_duplicates: see `masks.is_negative`.
         block_size: how many candidates are scored at a time; None scores all of a set at once.
-        hardness: see `contrast.contrast`.
     """
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]

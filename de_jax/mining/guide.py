@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from de_jax.data.batches.guide import GUIDE
 from de_jax.data.sources.pair_store import open_pair_store
@@ -12,7 +12,7 @@ from de_jax.data.stores.corpus import KINDS, TokenStore, build_token_store, open
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
 from de_jax.mining.teacher import spelt
-from de_jax.retrieval import corpus_embeddings, encode
+from de_jax.retrieval import corpus_embeddings
 from de_jax.retrieval.encode import Progress
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
@@ -61,9 +61,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
         if not any((folder / kind).is_dir() for kind in KINDS):
             folders.require_replaceable(folder, None)
         for kind, store in texts.stores.items():
-            tower = _TOWERS[kind]
-            options: dict[str, Any] = {"max_length": run.side(tower).max_length, "model_hash": encode.tower_hash(run, tower)}
-            corpus_embeddings.encode_to_dir(encode.encode_fn(run, tower), store, folder / kind, progress=progress, **options)
+            corpus_embeddings.to_dir(run, _TOWERS[kind], store, folder / kind, progress=progress)
         GUIDE.complete(folder, said, folders.names(folder))
 
 

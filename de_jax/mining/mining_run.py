@@ -118,20 +118,14 @@ def mined_steps(mined: MinedNegatives, run_dir: Path) -> set[int]:
 
 def _is_mined(mined: MinedNegatives, run: Run) -> bool:
     """Whether there is a whole generation of a run's checkpoint."""
-    numbers = [
-        number for number, manifest in own_generations(mined, run.run_dir).items() if manifest.get("checkpoint_step") == run.step
-    ]
-    return any(mined.accepts(number) for number in numbers)
+    own = own_generations(mined, run.run_dir).items()
+    return any(manifest.get("checkpoint_step") == run.step and mined.accepts(number) for number, manifest in own)
 
 
 def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:
     """The manifests of the generations that a run's checkpoints mined, by number; not those of a warm-up, for example."""
-    own = by_run(run_dir, mined.negatives_dir)
-
-    def is_own(manifest: Mapping[str, Any]) -> bool:
-        return manifest.get(_RUN, own[_RUN]) == own[_RUN]
-
-    return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
+    own = by_run(run_dir, mined.negatives_dir)[_RUN]
+    return {number: manifest for number, manifest in mined.manifests().items() if manifest.get(_RUN, own) == own}
 
 
 def by_run(run_dir: str | Path, negatives_dir: str | Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ from de_jax.data.stores.corpus import TokenStore, build_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
-from de_jax.retrieval import corpus_embeddings, encode, parts
+from de_jax.retrieval import corpus_embeddings, parts
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.parts import Part
 from de_jax.training.run.run_folder import Run
@@ -172,8 +172,7 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
         folder, side = Path(out_dir) / PARTS_DIR, run.side(tower)
         tokens = f"{tower}_tokens_{part.number}_of_{part.total}" if part else f"{tower}_tokens"
         store = build_token_store(texts.items(), side.tokenizer, folder / tokens, progress=False)
-        options: dict[str, Any] = {"max_length": side.max_length, "model_hash": encode.tower_hash(run, tower)}
-        corpus_embeddings.encode_to_dir(encode.encode_fn(run, tower), store, folder / tower, part=part, **options)
+        corpus_embeddings.to_dir(run, tower, store, folder / tower, part=part)
         if part:
             continue
         ids, embeddings, _ = open_embeddings(folder / tower)

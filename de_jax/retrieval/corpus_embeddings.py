@@ -93,10 +93,10 @@ def encode_to_dir(
         writer.finish(store.ids[texts.start : texts.stop])
 
 
-def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> None:
-    """Writes document embeddings by a `Run`; `options` are `encode_to_dir`'s."""
-    options = run_options(run, "doc", options)
-    encode_to_dir(encode.encode_fn(run, "doc"), store, out_dir, model_hash=tower_hash(run, "doc"), **options)
+def to_dir(run: Run, tower: str, store: Store, out_dir: str | Path, **options: Any) -> None:
+    """Writes embeddings by a tower of a `Run`; `options` are `encode_to_dir`'s."""
+    options = run_options(run, tower, options)
+    encode_to_dir(encode.encode_fn(run, tower), store, out_dir, model_hash=tower_hash(run, tower), **options)
 
 
 def cached_docs(
@@ -123,7 +123,7 @@ def cached_docs(
         before = embedding_files.find_known(folder, model=model, max_length=max_length)
         known = (before, hashes) if before else None
         options = {"max_length": max_length, "texts_per_shard": texts_per_shard, "progress": progress}
-        docs_to_dir(run, store, out_dir, known=known, part=part, **options)
+        to_dir(run, "doc", store, out_dir, known=known, part=part, **options)
         if part is None:
             embedding_files.keep_hashes(out_dir, hashes)
     return out_dir

@@ -81,7 +81,7 @@ COMMANDS = {
         RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.PairsOptions.doc_tokenizer={spiece}",
         "de_jax.mine._wait_until",
     ),
-    "encode corpus": ("encode corpus", f"{DATA} {RUN} {OUT}", "de_jax.retrieval.corpus_embeddings.docs_to_dir"),
+    "encode corpus": ("encode corpus", f"{DATA} {RUN} {OUT}", "de_jax.retrieval.corpus_embeddings.to_dir"),
     "search": ("search", f"{DATA} {RUN} --query=fox", "de_jax.retrieval.corpus_embeddings.cached_docs"),
     "export index": ("export index", f"{DATA} {RUN} --to=parquet --out={{out}}", "de_jax.retrieval.corpus_embeddings.cached_docs"),
     "mine pairs bm25": ("mine pairs", f"{DATA} --bm25 --negatives_dir={{out}}", ""),

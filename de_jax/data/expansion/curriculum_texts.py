@@ -67,11 +67,7 @@ class CurriculumTexts:
             )
 
     def rows_of(self, doc_rows: Int[np.ndarray, " B *N"], chosen: Int[np.ndarray, " B"], step: int) -> np.ndarray:
-        """The rows of `store` that stand for documents of a batch.
-
-        Args:
-            doc_rows: the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` if there are fewer.
-        """
+        """The rows of `store` for the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` if there are fewer."""
         if doc_rows.ndim == 1:
             indices = self._gold_indices[chosen] if self._ranked is None else self._curriculum.choose(self._ranked, chosen, step)
         else:

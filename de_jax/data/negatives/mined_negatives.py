@@ -109,8 +109,7 @@ class MinedNegatives:
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
         """Continues by the file of switches; without a switch, the run begins with the newest complete generation.
 
-        Args:
-            known: the switches in the run's checkpoint. They restore lost lines of the file.
+        The switches in the run's checkpoint, `known`, restore lost lines of the file.
         """
         known = list(known)
         self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
@@ -177,10 +176,7 @@ class MinedNegatives:
         return self._is_read(number, within) and self._attempt(number, passes_over=InputError) is not None
 
     def manifests(self) -> dict[int, Mapping[str, Any]]:
-        """The manifests of the generations, by number. Warns once of a damaged manifest.
-
-        Skipped generations are left out.
-        """
+        """The manifests of the generations, by number, without skipped ones. Warns once of a damaged manifest."""
         found: dict[int, Mapping[str, Any]] = {}
         for number in self._numbers():
             if self._refused.get(number) == self._state(number):

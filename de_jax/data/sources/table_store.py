@@ -43,11 +43,7 @@ def text_id(text: str) -> str:
 def write_pairs(
     out_dir: Path, tables: Tables, tokenizers: Mapping[str, Tokenizer], made_from: str, read: list[Reading] | None = None
 ) -> TrainingPairs:
-    """Reads the tables once and writes a folder of pairs, in the order of their rows, which appears when it is complete.
-
-    Args:
-        read: gets the reading of each table, with its counts of rows.
-    """
+    """Reads the tables once, and writes a folder of pairs in the order of their rows; `read` gets each table's counts of rows."""
     with pair_store.PAIR_STORE.writing(out_dir) as folder:
         for side, name in SIDES.items():
             (folder / name).mkdir()

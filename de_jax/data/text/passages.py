@@ -23,11 +23,7 @@ class PassageStore:
     """
 
     def __init__(self, store: TokenStore, length: int, stride: int | None = None, *, max_passages: int | None = None) -> None:
-        """Finds where passages begin; a document no longer than `length` is one passage.
-
-        Args:
-            stride: tokens from the beginning of one to that of the next; by default passages do not overlap.
-        """
+        """Finds where passages begin, `stride` tokens apart, by default `length`. A document no longer than that is one passage."""
         if max_passages is not None and max_passages < 1:
             raise InputError(f"max_passages is {max_passages}; give a document at least 1 passage.")
         room = body_room(length, len(store.prefix_ids) + len(store.suffix_ids), "a passage length")
