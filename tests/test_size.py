@@ -6,21 +6,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 1020,
-    "de_jax/data": 9600,
-    "de_jax/demo": 600,
-    "de_jax/doc2query": 580,
-    "de_jax/evaluation": 1590,
-    "de_jax/files": 1300,
-    "de_jax/interop": 4850,
-    "de_jax/losses": 1820,
-    "de_jax/mining": 1360,
-    "de_jax/models": 3810,
-    "de_jax/reports": 770,
-    "de_jax/retrieval": 2920,
+    "de_jax/buckets": 1010,
+    "de_jax/data": 8900,
+    "de_jax/demo": 590,
+    "de_jax/doc2query": 530,
+    "de_jax/evaluation": 1540,
+    "de_jax/files": 1170,
+    "de_jax/interop": 4700,
+    "de_jax/losses": 1810,
+    "de_jax/mining": 1210,
+    "de_jax/models": 3860,
+    "de_jax/reports": 740,
+    "de_jax/retrieval": 2790,
     "de_jax/training": 5165,
-    "tasks": 750,
-    "tools": 2650,
+    "tasks": 720,
+    "tools": 2620,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
 AT_THE_ROOT = 5715
