@@ -16,9 +16,11 @@ from jaxtyping import Int64
 
 from de_jax.data.sources.options import Share, TokenizerSource
 from de_jax.data.sources.training_set import opened, store_dir
-from de_jax.data.stores.corpus import TokenStore, cached_token_store, one_store
+from de_jax.data.stores.corpus import TokenStore, cached_token_store, open_token_store
+from de_jax.data.stores.store_writer import TOKEN_STORE, writing
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer, mask_id
+from de_jax.files import folders
 from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
 from de_jax.types import Array, Batch, Batches, InputError
 from reproduction import corruption
@@ -26,6 +28,7 @@ from reproduction.masked_lm import MaskedTexts
 
 NUM_SENTINELS = 100
 """Token ids behind the vocabulary that stand for spans, as T5 has them."""
+_TEXTS_AT_ONCE = 8192
 OpenShare = Annotated[float, Range(0.0, 1.0, above=True, below=True)]
 
 
@@ -166,7 +169,28 @@ def _open(options: TextsOptions) -> tuple[Tokenizer, TokenStore]:
     tokenizer, cache_dir = opened(options.tokenizer), store_dir(options.cache_dir)
     files = [beir.find_file(texts, "corpus") if Path(texts).is_dir() else Path(texts) for texts in options.texts]
     stores = [cached_token_store(file, tokenizer, cache_dir, skip_empty=options.skip_empty) for file in files]
-    return tokenizer, one_store(stores, tokenizer, cache_dir)
+    return tokenizer, _one_store(stores, tokenizer, cache_dir)
+
+
+def _one_store(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) -> TokenStore:
+    """Stores as one, which is kept in the cache; the texts of a store follow those of the store before.
+
+    Ids get their store's number before them, so that two data sets may use the same.
+    """
+    if len(stores) == 1:
+        return stores[0]
+    key = folders.key_of(*(store.content_hash for store in stores))
+
+    def build(folder: Path) -> TokenStore:
+        with TOKEN_STORE.writing(folder) as temporary, writing(temporary, tokenizer) as writer:
+            for number, store in enumerate(stores):
+                for start in range(0, store.num_texts, _TEXTS_AT_ONCE):
+                    ids = [f"{number}/{text_id}" for text_id in store.ids[start : start + _TEXTS_AT_ONCE]]
+                    ends = store.offsets[start : start + len(ids) + 1]
+                    writer.append(ids, np.split(store.tokens[ends[0] : ends[-1]], ends[1:-1] - ends[0]))
+        return open_token_store(folder)
+
+    return folders.build_once(cache_dir / f"joined-{key}", open_token_store, build)
 
 
 def _corrupted(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
+from de_jax.data.batches.joined import JoinedStore
 from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.training_set import TrainingSet, open_stores, qrel_pairs, store_dir
-from de_jax.data.stores.corpus import TokenStore, one_store
+from de_jax.data.sources.training_set import TrainingSet, open_stores, qrel_pairs
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.settings import PositiveInt, Seed
+from de_jax.settings import LARGEST, PositiveInt, Seed
 from de_jax.types import PADDING_ID, Batch, InputError
 
 
@@ -92,7 +92,7 @@ def held_out_pairs(
 
 def _opened(
     dataset_dirs: Sequence[str | Path], tokenizer: Tokenizer, split: str, cache_dir: str | Path, *, skip_empty: bool
-) -> tuple[TokenStore, TokenStore, Int32[np.ndarray, "P 2"]]:
+) -> tuple[Any, Any, Int32[np.ndarray, "P 2"]]:
     """The queries and documents of all folders, and the pairs of a split as their rows."""
     if not tokenizer.suffix_ids:
         raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
@@ -101,7 +101,9 @@ def _opened(
         qrels = beir.read_qrels(beir.find_qrels(folder, split))
         stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
         pairs.append(qrel_pairs(qrels, *stores[-1]))
-    query_store, doc_store = (one_store(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
-    firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
-    all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
-    return query_store, doc_store, all_pairs
+    if len(stores) == 1:
+        return *stores[0], pairs[0]
+    named = (dict(zip(map(str, range(len(stores))), own, strict=True)) for own in zip(*stores, strict=True))
+    queries, docs = (JoinedStore(own, [LARGEST] * len(own)) for own in named)
+    firsts = zip(queries.firsts, docs.firsts, strict=True)
+    return queries, docs, np.concatenate([own + first for own, first in zip(pairs, firsts, strict=True)]).astype(np.int32)
