@@ -12,18 +12,18 @@ MOST = {
     "de_jax/doc2query": 530,
     "de_jax/evaluation": 1540,
     "de_jax/files": 1170,
-    "de_jax/interop": 4700,
+    "de_jax/interop": 4710,
     "de_jax/losses": 1810,
     "de_jax/mining": 1210,
-    "de_jax/models": 3860,
+    "de_jax/models": 3810,
     "de_jax/reports": 740,
-    "de_jax/retrieval": 2790,
-    "de_jax/training": 5165,
+    "de_jax/retrieval": 2800,
+    "de_jax/training": 5170,
     "tasks": 720,
     "tools": 2620,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5715
+AT_THE_ROOT = 5680
 
 
 def lines(paths):
