@@ -240,12 +240,10 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
-    passages = passages_of(pairs.doc_store, Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages))
+    query = Side(pairs.query_tokenizer, options.max_query_length)
+    doc = Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
+    passages = passages_of(pairs.doc_store, doc) if doc.max_passages > 1 else None
     pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
-    query, doc = (
-        Side(pairs.query_tokenizer, options.max_query_length),
-        Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages),
-    )
     pairs = pairs.with_equal_texts(query, doc)
     _tell_cut(pairs, options)
     num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
