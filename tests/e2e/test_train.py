@@ -12,6 +12,7 @@ import signal
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import toy_run
 from toy_run import arguments
@@ -279,7 +280,42 @@ def test_a_run_says_what_it_was_trained_with_and_that_it_continues_elsewhere(fin
     assert model_card.trained_with([first]).startswith(f"de_jax {de_jax.__version__}, Python ")
 
 
-@pytest.mark.parametrize("setting", ["Optimization.frozen=('doc/.*',)", "Optimization.optimizer=adamw"])
+def test_a_run_may_continue_with_other_frozen_parameters(finished_run, dataset_dir, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"at .*/20: the optimizer's state of 13 parameters is kept, it is new for 0,"):
+        cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.frozen=('doc/.*',)"])
+
+
+@pytest.mark.soak
+@pytest.mark.short_soak
+def test_a_run_continues_with_other_frozen_parameters_also_after_a_fault_before_its_next_checkpoint(
+    finished_run, dataset_dir, tmp_path, monkeypatch
+):
+    changed = ["--gin.Optimization.frozen=('doc/.*',)", "--gin.Optimization.num_steps=22"]
+    folders = [shutil.copytree(finished_run, tmp_path / name) for name in ("whole", "killed")]
+    argv = [[*arguments(dataset_dir, folder), *changed] for folder in folders]
+    cli.call("train", argv[0])
+
+    def dies(*args, **settings):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "fit", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            cli.call("train", argv[1])
+    assert Recipe.load(folders[1]).optimization.frozen == ("doc/.*",)
+    cli.call("train", argv[1])
+    jax.tree.map(np.testing.assert_array_equal, *map(training_state, folders))
+    jax.tree.map(np.testing.assert_array_equal, *(parameters(folder)["doc"] for folder in (finished_run, folders[0])))
+
+
+def training_state(run_dir):
+    """All arrays of the newest checkpoint beside the parameters."""
+    newest = max((run_dir / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    return parameters(run_dir), jax.tree.map(np.asarray, ocp.PyTreeCheckpointer().restore(newest / "training"))
+
+
+@pytest.mark.parametrize("setting", ["Optimization.alternate=('query/.*', 'doc/.*')", "Optimization.optimizer=adamw"])
 def test_a_run_cannot_continue_with_what_its_optimizers_state_is_not_of(finished_run, dataset_dir, tmp_path, setting):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     name = setting.partition("=")[0]

@@ -15,6 +15,8 @@ from de_jax.types import Array, InputError, Params, Schedule
 
 DECAYED = (".*/(kernel|embedding)",)
 """Patterns of the parameters that decay by default: matrices, not norms and biases."""
+TRAINED_PART = "inner_states/trained/inner_state"
+"""The place of an optimizer's state in that of `freeze`."""
 
 OptimizerFn = Callable[[Schedule, Params], optax.GradientTransformation]
 """An optimizer with its hyper-parameters bound: `adafactor` and `adamw` below, and what users write beside them."""

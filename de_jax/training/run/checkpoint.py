@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from de_jax.files import folders, outputs
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.mesh import distributed
 from de_jax.training.optim import paths
+from de_jax.training.optim.optimizer import TRAINED_PART
 from de_jax.training.run.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
@@ -125,6 +127,8 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step without its `base`, each array placed as its counterpart in `like`.
 
+        If other parameters were frozen then, a warning counts them, and the optimizer's arrays of newly trained ones stay shapes.
+
         Args:
             step: one of `steps()`.
             like: arrays, or shapes with shardings.
@@ -212,12 +216,17 @@ class Checkpoints:
             ) from error
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        """These parts of a checkpoint; what `_check_same` lets be missing there stays as it is in `like`."""
+        folder, wanted = self.folder / str(step), _by_place(like)
         with self._reading(step, like):
-            for name, tree in like.items():
-                _check_same_tree(self.folder / str(step) / name, tree)
+            stored = {name: _described(folder / name) for name in like}
+            _check_same(folder, _by_place(stored), wanted, set(paths.all_paths(like.get("params", {}))))
+            asked = paths.map_with_path(lambda path, _: wanted.get(_place(path), ocp.PLACEHOLDER), stored)
             placed = ocp.checkpoint_utils.construct_restore_args
-            restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in like.items()}
-            return dict(self._manager.restore(step, args=ocp.args.Composite(**restore)))
+            restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in asked.items()}
+            found = _by_place(dict(self._manager.restore(step, args=ocp.args.Composite(**restore))))
+        restored: dict[str, Any] = paths.map_with_path(lambda path, leaf: found.get(_place(path), leaf), like)
+        return restored
 
 
 def write_base(run_dir: Path, base: Params) -> None:
@@ -306,20 +315,54 @@ def _abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
 
 
-def _check_same_tree(item: Path, like: Any) -> None:
-    metadata = ocp.StandardCheckpointHandler().metadata(item)
+def _described(part: Path) -> Any:
+    """What Orbax keeps of the arrays in a part of a checkpoint, in its tree."""
+    metadata = ocp.StandardCheckpointHandler().metadata(part)
     if not (tree := getattr(metadata, "tree", metadata)):
-        raise ValueError(f"{item.name} does not describe its arrays")
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
-    stored = {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
-    wanted = {paths.path_of(key_path): tuple(leaf.shape) for key_path, leaf in jax.tree_util.tree_leaves_with_path(like)}
-    for path in sorted({*stored, *wanted}):
-        if stored.get(path) != wanted.get(path):
-            there, here = (f"shape {shapes[path]}" if path in shapes else "no entry" for shapes in (stored, wanted))
+        raise ValueError(f"{part.name} does not describe its arrays")
+    return tree
+
+
+def _place(path: str) -> str:
+    """A path as it would be if nothing were frozen."""
+    return path.replace(f"/{TRAINED_PART}/", "/")
+
+
+def _by_place(tree: Any) -> dict[str, Any]:
+    return {_place(path): leaf for path, leaf in paths.by_path(tree).items()}
+
+
+def _check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any], params: set[str]) -> None:
+    """Refuses a checkpoint of another model or optimizer; a warning counts the parameters that only one of the two trains.
+
+    Raises:
+        InputError: names the first difference.
+    """
+    owners = {path: _owner(path, params) for path in {*stored, *wanted}}
+    then, now = ({owners[path] for path in arrays} for arrays in (stored, wanted))
+    for path, owner in sorted(owners.items()):
+        there, here = (tuple(arrays[path].shape or ()) if path in arrays else None for arrays in (stored, wanted))
+        is_frozen = owner not in (then if there is None else now)
+        if there != here and not is_frozen:
+            told = ["no entry" if shape is None else f"shape {shape}" for shape in (there, here)]
+            part, _, name = path.partition("/")
             raise InputError(
-                f"the checkpoint {item} is of another model: '{path}' has {there} there and {here} here; use the recipe it was "
-                "trained with, or another run_dir."
+                f"the checkpoint {folder / part} is of another model: '{name}' has {told[0]} there and {told[1]} here; use the "
+                "recipe it was trained with, or another run_dir."
             )
+    if then != now:
+        kept, begun, dropped = (len(some - {None}) for some in (then & now, now - then, then - now))
+        warnings.warn(
+            f"Optimization.frozen was another at {folder}: the optimizer's state of {kept} parameters is kept, it "
+            f"is new for {begun}, and dropped for {dropped}.",
+            stacklevel=2,
+        )
+
+
+def _owner(path: str, params: set[str]) -> str | None:
+    """The parameter that an array of the optimizer's state belongs to; None for counts and for all other arrays."""
+    names = path.split("/") if path.startswith("training/opt_state/") else []
+    return next((tail for at in range(len(names)) if (tail := "/".join(names[at:])) in params), None)
 
 
 def _reason(error: Exception) -> str:

@@ -208,21 +208,29 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
-    """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`.
-
-    Only parameters that `start_from` leaves as shapes are drawn: to compile unneeded random numbers took seconds.
-    """
+    """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`."""
     given = start_from(like.all_params)
 
-    def parts(state: TrainState, chosen: Callable[[Any, Any], Any]) -> TrainState:
-        """The state with `chosen(value, own)` for each parameter, its value one of `given`."""
-        of = lambda own: own and jax.tree.map(chosen, paths.part_like(given, own), own)  # noqa: E731
-        return state._replace(params=of(state.params), base=of(state.base))
+    def first(own: Params | None) -> Params | None:
+        of = lambda value, shape: value if isinstance(value, jax.Array) else shape  # noqa: E731
+        return own and jax.tree.map(of, paths.part_like(given, own), own)
 
-    is_given = lambda value: isinstance(value, jax.Array)  # noqa: E731
-    drawn = functools.partial(parts, chosen=lambda value, own: None if is_given(value) else own)
-    state = jax.jit(lambda: drawn(init()), out_shardings=_shardings(drawn(like)))()
-    return parts(state, lambda value, own: value if is_given(value) else own)
+    return completed(init, like._replace(params=first(like.params), base=first(like.base)))
+
+
+def completed(init: Callable[[], TrainState], state: TrainState) -> TrainState:
+    """The state with what `init` gives in the place of shapes.
+
+    Nothing else is drawn: to compile unneeded random numbers took seconds.
+    """
+    is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+    if not any(map(is_shape, jax.tree.leaves(state))):
+        return state
+    places = jax.tree.map(lambda leaf: leaf.sharding if is_shape(leaf) else None, state)
+    absent = lambda: jax.tree.map(lambda leaf, drawn: drawn if is_shape(leaf) else None, state, init())  # noqa: E731
+    drawn = jax.jit(absent, out_shardings=places)()
+    whole: TrainState = jax.tree.map(lambda leaf, drawn: drawn if is_shape(leaf) else leaf, state, drawn)
+    return whole
 
 
 def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
@@ -233,9 +241,10 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
     if latest > num_steps:
         name = training.explanation.num_steps
         raise InputError(f"the run is at step {latest} already, past {name} = {num_steps}; raise it.")
-    state = checkpoints.restore(latest, training.like)
-    of_base = training.like.base
-    return state if of_base is None else state._replace(base=read_base(checkpoints.folder.parent, of_base))
+    state, of_base = checkpoints.restore(latest, training.like), training.like.base
+    if of_base is not None:
+        state = state._replace(base=read_base(checkpoints.folder.parent, of_base))
+    return completed(training.init, state)
 
 
 @contextlib.contextmanager

@@ -181,12 +181,12 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
 
 
 def check_continues(recipe: Any, run_dir: Path) -> None:
-    """Refuses to continue a run with another optimizer or other trained parameters, which its optimizer's state is of.
+    """Refuses to continue a run with another optimizer, whose state is another.
 
     Raises:
         InputError: names the setting.
     """
-    of_state = ("optimization.optimizer.function", "optimization.frozen", "optimization.alternate")
+    of_state = ("optimization.optimizer.function", "optimization.alternate")
     if not complete_steps(run_dir / CHECKPOINTS_DIR):
         return
     for change in changes(recipe, run_dir):

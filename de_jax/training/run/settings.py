@@ -38,7 +38,8 @@ class Optimization:
         learning_rate: the schedule's peak.
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
-        frozen: patterns of parameters that keep their values; a tower that is wholly frozen runs without dropout.
+        frozen: patterns of parameters that keep their values; a tower that is wholly frozen runs without dropout. A run may
+            continue with others, see `Checkpoints.restore`.
         alternate: patterns that take turns: each update trains the parameters of the next pattern, such as ("query/.*", "doc/.*");
             see `optimizer.alternating`.
 
