@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from de_jax.files.outputs import of_the_disk
 from de_jax.settings import needs
 from de_jax.types import InputError
 
@@ -22,7 +22,6 @@ RETRY_SECONDS = (1.0, 2.0, 4.0)
 """Between the attempts of one operation, beyond the client's own."""
 SMALL_BYTES = 64 * 2**20
 """Files up to this size are read into memory first: a log may grow while it is sent."""
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class Unreachable(InputError):
@@ -151,7 +150,7 @@ def _explained(address: str, is_object: bool) -> Iterator[None]:
         bucket = "/".join(address.split("/")[:3])
         raise InputError(f"the bucket {bucket} does not exist; create it, or correct the address.") from None
     except Exception as error:  # the clients' own errors have no common base
-        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        if isinstance(error, OSError) and of_the_disk(error):
             raise
         if "PreconditionFailed" in f"{error!r} {error.__cause__!r}":  # s3fs makes of it an OSError like others
             raise FileExistsError(address) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 import fcntl
 import functools
 import glob
@@ -295,13 +296,27 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError without a file name, or with a temporary one, gets that of the output, for the sentence that the user reads."""
+    """An OSError without a file name, or with a temporary one, gets that of the output, for the sentence that the user reads.
+
+    A full disk is an OSError then, whichever library wrote.
+    """
     try:
         yield
     except OSError as error:
         if error.filename is None or is_leftover(Path(os.fspath(error.filename))):
             error.filename = str(path)
         raise
+    except Exception as error:
+        if number := of_the_disk(error):
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
+
+
+def of_the_disk(error: Exception) -> int | None:
+    """The system's number of an error of the disk: full, or not to be written to. Libraries in Rust and C++ put it into words."""
+    told = re.search(r"os[ _]error(?:_code=')? ?(\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    return number if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS) else None
 
 
 def sync(path: Path) -> None:

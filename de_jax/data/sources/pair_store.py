@@ -227,7 +227,7 @@ def save(
 ) -> None:
     """Completes a folder that holds the token stores and the tokenizers already."""
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False), allow_pickle=False)
+        outputs.save_array(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False))
     if dev_qrels is not None:
         lines = (f"{query}\t{doc}\t{score}\n" for query, judged in dev_qrels.items() for doc, score in judged.items())
         (folder / "dev.tsv").write_text("".join(lines), encoding="utf-8")

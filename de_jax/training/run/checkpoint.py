@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import re
 import shutil
 import time
 import warnings
@@ -366,8 +368,8 @@ def _owner(path: str, params: set[str]) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """The end of an error's first line: tensorstore puts the system's message there, after a chain of file names."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    """The system's words for an error of the disk, else the end of the first line, as tensorstore begins with file names."""
+    if number := outputs.of_the_disk(error):
+        return os.strerror(number)
     lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].split(" [os_error_code")[0][-200:].strip()
+    return re.split(r" \[(?:os_error_code|tensorstore_spec)=", lines[0])[0][-200:].strip()
