@@ -1,13 +1,13 @@
 """Every method's recipe works with every source of pairs: the source is named by one setting, and recipes go together."""
 
-import json
+import itertools
 from pathlib import Path
 
 import pytest
 from often import often
 from pretrained_folders import write_encoder
 
-from de_jax import cli, recipe_checks
+from de_jax import planner, recipe_checks
 from de_jax.configurables import read_recipe
 from de_jax.settings import name_of
 from de_jax.types import InputError
@@ -45,34 +45,32 @@ def recipe_of(method, source, model):
     return read_recipe(files, [*small, *NEEDED.get(method, []), *SOURCES[source]])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_works_with_every_source(method, model):
-    for source in SOURCES:
-        recipe = recipe_of(method, source, model)
-        assert name_of(recipe.data) == source
-        recipe_checks.check_before_data(recipe, recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
+EVERY = [*itertools.product(METHODS, SOURCES)]
+SPREAD = [*zip(METHODS, itertools.cycle(SOURCES), strict=False)]
+"""Each method with one source, and each source with several methods."""
 
 
-@pytest.mark.parametrize("method", often(METHODS, "lora", "ance_firstp", "curriculum_mined"))
+@pytest.mark.parametrize(("method", "source"), often(EVERY, *SPREAD))
+def test_a_method_works_with_every_source(method, source, model):
+    recipe = recipe_of(method, source, model)
+    assert name_of(recipe.data) == source
+    recipe_checks.check_before_data(recipe, recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
+
+
+@pytest.mark.parametrize("method", often(METHODS, "lora", "curriculum_mined"))
 def test_a_step_of_a_method_can_be_traced_with_what_a_mixture_brings(method, model):
     recipe_of(method, "mixed_pairs", model).check()  # a mixture has the texts of every other source
 
 
-def parameters(capsys, model, *arguments):
-    cli.call("train", [*arguments, f"--gin.MODEL={model}", *LENGTHS, "--dry_run"])
-    return json.loads(capsys.readouterr().out)
+def test_adapters_are_the_same_whatever_names_the_source_and_the_method(model):
+    def outline(names, source):
+        settings = [f"MODEL={model}", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=40", source]
+        return planner.outline(read_recipe([f"recipes/{name}.gin" for name in names], settings))
 
-
-LENGTHS = ["--gin.PairsOptions.max_query_length=16", "--gin.PairsOptions.max_doc_length=40"]
-TABLE = "--gin.table_pairs.path=qa.csv"
-
-
-def test_adapters_are_the_same_whatever_names_the_source_and_the_method(model, capsys):
-    table, lora = "--gin_file=recipes/table.gin", "--gin_file=recipes/lora.gin"
-    wanted = parameters(capsys, model, lora, "--gin.beir_pairs.dataset_dir=data")
+    wanted = outline(["lora"], "beir_pairs.dataset_dir=data")
     assert wanted["num_trained_parameters"] == 32 * 16 * 2 * 4 * 2  # two layers of four kernels
-    for arguments in ([lora, TABLE], [table, lora, TABLE]):
-        assert parameters(capsys, model, *arguments) == wanted
+    for names in (["lora"], ["table", "lora"]):
+        assert outline(names, "table_pairs.path=qa.csv") == wanted
 
 
 @pytest.mark.parametrize("order", [("table", "matryoshka"), ("matryoshka", "table")])

@@ -44,7 +44,7 @@ EDITS = {
     "batch_size=64": "batch_size=8",
 }
 """For more documents, pairs and GPUs than a test has, and what runs in its place."""
-SLOW = ("docs/coming_from/sentence_transformers.md", "docs/guides/fine_tune.md", "docs/recipes.md")
+SLOW = ("docs/coming_from/sentence_transformers.md", "docs/guides/fine_tune.md", "docs/guides/own_data.md", "docs/recipes.md")
 SLOW += tuple(page for page in PAGES if page.startswith("docs/concepts/"))
 """Pages that compile for seconds."""
 MIN_LETTERS = 20

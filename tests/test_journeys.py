@@ -40,7 +40,8 @@ def batch():
 
 
 def train():
-    tower = TowerConfig(T5Config(vocab_size=96, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32), projection_dim=8)
+    encoder = T5Config(vocab_size=96, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dropout_rate=0.0)
+    tower = TowerConfig(encoder, projection_dim=8)
     recipe = de_jax.Recipe(
         model=DualEncoder(query=tower, doc=tower),
         data=data,

@@ -36,7 +36,8 @@ def train_tokenizer(path):
 def write_run(folder, steps=(3, 7), num_layers=1):
     """A run with checkpoints of steps that differ."""
     tokenizer = train_tokenizer(folder / "spiece.model")
-    encoder = T5Config(vocab_size=30, model_dim=16, num_layers=num_layers, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
+    sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": num_layers, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
+    encoder = T5Config(**sizes, dropout_rate=0.0, dtype="float32")
     model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
     describe_run(folder / "run", model=model, query=Side(tokenizer, 16), doc=Side(tokenizer, 24))
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))

@@ -51,8 +51,8 @@ class DualEncoder:
         >>> encoder = T5Config(vocab_size=20, model_dim=8, num_layers=1, num_heads=1, head_dim=8, mlp_dim=8)
         >>> tower = TowerConfig(encoder, projection_dim=4)
         >>> model = DualEncoder(query=tower, doc=tower, shared=("projection",))
-        >>> params = model.init(jax.random.key(0))
-        >>> sorted(params), model.encode_query(params, jnp.array([[5, 6, 1, 0]])).shape
+        >>> params = jax.jit(model.init)(jax.random.key(0))
+        >>> sorted(params), jax.jit(model.encode_query)(params, jnp.array([[5, 6, 1, 0]])).shape
         (['doc', 'query', 'shared'], (1, 4))
     """
 
