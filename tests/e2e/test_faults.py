@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from toy_run import arguments
+from toy_run import NO_DROPOUT, arguments
 
 from de_jax import cli, command
 from de_jax.data.stores.corpus import open_token_store
@@ -182,7 +182,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
 
     monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
-    message = refused(capsys, "train", arguments(dataset_dir, tmp_path / "run"))
+    message = refused(capsys, "train", arguments(dataset_dir, tmp_path / "run", **NO_DROPOUT))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
     for setting in ("PairsOptions.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
         assert setting in message

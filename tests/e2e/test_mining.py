@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from toy_run import arguments
+from toy_run import NO_DROPOUT, arguments
 
 from de_jax import cli, engine, mine, trainer
 from de_jax.configurables import read_recipe
@@ -24,6 +24,7 @@ from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 COLOCATED = {
+    **NO_DROPOUT,
     "Recipe__loss": "@dance",
     "HardNegatives__miner": "@Miner()",
     "HardNegatives__mine_every_steps": 8,

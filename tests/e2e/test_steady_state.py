@@ -10,7 +10,7 @@ import threading
 import jax
 import pytest
 from jax._src.array import ArrayImpl  # what waits for a device has no public name
-from toy_run import ALL_DEVICES, arguments
+from toy_run import ALL_DEVICES, NO_DROPOUT, arguments
 
 from de_jax import cli
 from de_jax.training.run import loop, run_log
@@ -75,10 +75,19 @@ def steps(monkeypatch):
 @pytest.mark.soak
 def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_dir, tmp_path):
     """Logged every 5 updates, each line one update late; evaluated every 10, saved every 20, and all with the last update."""
-    periods = {**ALL_DEVICES, "Logging__log_every_steps": 5, "Logging__evaluate_every_steps": 10, "Logging__save_every_steps": 20}
+    periods = {"Logging__log_every_steps": 5, "Logging__evaluate_every_steps": 10, "Logging__save_every_steps": 20}
     jax.clear_caches()  # other tests may have compiled the same towers in this process
     cli.call(
-        "train", arguments(dataset_dir, tmp_path / "run", Optimization__num_steps=40, Logging__grad_norm_groups="thirds", **periods)
+        "train",
+        arguments(
+            dataset_dir,
+            tmp_path / "run",
+            Optimization__num_steps=40,
+            Logging__grad_norm_groups="thirds",
+            **ALL_DEVICES,
+            **NO_DROPOUT,
+            **periods,
+        ),
     )
     # By the updates done before: what happens in update 10 and in the hooks after it is counted under 9.
     start, second_update, first_line, first_evaluation = (-1, 0), 1, 4, 9
@@ -136,6 +145,8 @@ def test_commands_keep_compiled_programs_unless_told_not_to_and_replace_damaged_
 @pytest.mark.soak
 def test_second_process_of_a_run_compiles_nothing(dataset_dir, tmp_path, compiled_by):
     program = "import sys; from de_jax import cli; sys.argv.insert(1, 'train'); cli.main()"
-    first, second = (compiled_by(program, *arguments(dataset_dir, tmp_path / name, Optimization__num_steps=10)) for name in "ab")
+    first, second = (
+        compiled_by(program, *arguments(dataset_dir, tmp_path / name, Optimization__num_steps=10, **NO_DROPOUT)) for name in "ab"
+    )
     assert first["misses"] > 10
     assert second == {"hits": first["hits"] + first["misses"], "misses": 0}

@@ -42,7 +42,7 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
         "Optimization__num_steps": 4,
         "Logging__log_every_steps": 1,
     }
-    arguments = toy_run.arguments(dataset_dir, tmp_path / "run", "recipes/sde.gin", **settings)
+    arguments = toy_run.arguments(dataset_dir, tmp_path / "run", "recipes/sde.gin", **settings, **toy_run.NO_DROPOUT)
     cli.call("train", [argument for argument in arguments if "samtone" not in argument])
     lines = [line for line in run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE) if "loss" in line]
     assert len(lines) == 4
@@ -67,7 +67,7 @@ def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
         "Optimization__num_steps": 4,
         "Logging__log_every_steps": 1,
     }
-    arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings)
+    arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings, **toy_run.NO_DROPOUT)
     cli.call("train", [argument for argument in arguments if "samtone" not in argument])
     lines = [line for line in run_log.read_metrics(tmp_path / "guided" / run_log.METRICS_FILE) if "loss" in line]
     assert len(lines) == 4

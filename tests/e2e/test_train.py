@@ -187,7 +187,7 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_is_written(capsys, 
 
 def test_a_run_that_continues_on_other_data_says_so(dataset_dir, tmp_path):
     data = shutil.copytree(dataset_dir, tmp_path / "data")
-    options = {"Optimization__num_steps": 2, "Logging__save_every_steps": 2}
+    options = {**toy_run.NO_DROPOUT, "Optimization__num_steps": 2, "Logging__save_every_steps": 2}
     cli.call("train", arguments(data, tmp_path / "run", **options))
     before = json.loads((tmp_path / "run" / "data.json").read_text())
     qrels = next((data / "qrels").glob("train.tsv*"))

@@ -54,7 +54,9 @@ class Reached(Exception):
 
 DATA, RUN, OUT = "--dataset_dir={folder}", "--run_dir={run}", "--out_dir={out}"
 TINY = " ".join(
-    f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith(("beir_pairs", "PairsOptions"))
+    f"--gin.{name}={value}"
+    for name, value in {**toy_run.SETTINGS, "T5Config.num_layers": 0, "T5Config.dropout_rate": 0.0}.items()
+    if not name.startswith(("beir_pairs", "PairsOptions"))
 )
 RECIPE = (
     "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.PairsOptions.batch_size=8 "
