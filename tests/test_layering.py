@@ -4,10 +4,12 @@ Where this test stops you, either the import belongs elsewhere or the table want
 """
 
 import ast
+import functools
 import graphlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +123,7 @@ class Import(NamedTuple):
     is_lazy: bool  # inside a function, or for the type checker only
 
 
+@functools.cache
 def imports_of(source: str) -> list[Import]:
     """Every import of a file; `from a import b` is a.b. A relative one keeps its dots, and so is nobody's package."""
     found = []
@@ -190,13 +193,16 @@ def modules() -> dict[str, Path]:
 
 def loaded_by(code: str) -> set[str]:
     """The top-level packages that running `code` in a fresh interpreter loads, the standard library's aside."""
-    program = (
-        f"import sys, json; before = set(sys.modules)\n{code}\n"
-        "print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before})))"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    return loaded_by_each([code])[0]
+
+
+def loaded_by_each(programs: Iterable[str]) -> list[set[str]]:
+    """As `loaded_by`, after each of several programs that run one after the other in one interpreter."""
+    shown = "print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before})))"
+    lines = ["import sys, json; before = set(sys.modules)", *(f"{program}\n{shown}" for program in programs)]
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr
-    return set(json.loads(run.stdout.splitlines()[-1])) - set(sys.stdlib_module_names)
+    return [set(json.loads(line)) - set(sys.stdlib_module_names) for line in run.stdout.splitlines()]
 
 
 def importing(*layers: str) -> str:
@@ -290,27 +296,35 @@ def test_the_face_of_data_loads_a_source_when_it_is_used():
         from de_jax.data import no_such  # noqa: F401
 
 
-def test_no_module_loads_a_heavy_package():
-    layers = {name.split(".")[1] for name in modules() if "." in name}
-    loaded = loaded_by(importing(*layers))
-    assert loaded >= {"jax", "flax", "optax", "orbax", "gin"}
-    assert not loaded & HEAVY
+@pytest.fixture(scope="module")
+def loaded():
+    """The packages that are loaded after each of these, imported one after the other."""
+    programs = {
+        "data": importing("data"),
+        "losses": importing("losses"),
+        "training": "import de_jax.trainer, de_jax.mine, de_jax.planner",
+        "all": importing(*{name.split(".")[1] for name in modules() if "." in name}),
+    }
+    return dict(zip(programs, loaded_by_each(programs.values()), strict=True))
 
 
-def test_data_runs_without_jax():
-    loaded = loaded_by(importing("data"))
-    assert "numpy" in loaded
-    assert not loaded & {"jax", "jaxlib", "flax"}
+def test_no_module_loads_a_heavy_package(loaded):
+    assert loaded["all"] >= {"jax", "flax", "optax", "orbax", "gin"}
+    assert not loaded["all"] & HEAVY
 
 
-def test_training_mining_and_planning_from_python_need_no_gin():
-    assert "gin" not in loaded_by("import de_jax.trainer, de_jax.mine, de_jax.planner")
+def test_data_runs_without_jax(loaded):
+    assert "numpy" in loaded["data"]
+    assert not loaded["data"] & {"jax", "jaxlib", "flax"}
 
 
-def test_losses_load_no_model_and_no_optimizer():
-    loaded = loaded_by(importing("losses"))
-    assert "jax" in loaded
-    assert not loaded & {"flax", "optax", "orbax", "gin"}
+def test_training_mining_and_planning_from_python_need_no_gin(loaded):
+    assert "gin" not in loaded["training"]
+
+
+def test_losses_load_no_model_and_no_optimizer(loaded):
+    assert "jax" in loaded["losses"]
+    assert not loaded["losses"] & {"flax", "optax", "orbax", "gin"}
 
 
 def test_the_loading_check_objects():
