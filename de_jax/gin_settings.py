@@ -222,7 +222,7 @@ def _read_typed(binding: str, found: Settings) -> None:
 
 
 def find(name: str, place: str = "") -> Path:
-    """A gin file here, or among the recipes, which come first for one that is included at a place.
+    """A gin file here, or among the recipes, which come first for an include; `place` is where it stands.
 
     Raises:
         InputError: no such file.

@@ -58,7 +58,7 @@ def encode_to_dir(
     }
     folder, texts = Path(out_dir), range(store.num_texts)
     if part is None:
-        parts.join(folder, lambda: first_rows(store, max_length))
+        parts.join(folder, lambda: first_rows((store, max_length)))
     elif not EMBEDDINGS.is_in(folder):
         folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
         source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
@@ -71,7 +71,7 @@ def encode_to_dir(
             return
         progress(writer.num_done)
         tell_cut(store, np.asarray(texts), max_length)
-        firsts = first_rows(store, max_length)
+        firsts = first_rows((store, max_length))
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)

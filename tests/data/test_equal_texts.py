@@ -1,7 +1,9 @@
 """Texts with equal tokens are one text, whatever their ids are: in batches, negatives, imports, scores and streams."""
 
+import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from flat_settings import flat
 
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
+from de_jax.data.sources.mixture import mixed_pairs
+from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.stores.corpus import first_rows, tokenized
@@ -18,6 +22,8 @@ from de_jax.data.text.table_rows import Example
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses import masks
 from de_jax.mining import imported
+from de_jax.training.step import negative_cache
+from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import Embeddings
 
 NUM = 30
@@ -70,9 +76,9 @@ def counted(batch):
 
 def test_first_rows_are_of_equal_tokens_after_the_cut(vocabulary):
     store = tokenized(["a red fox", "a blue whale", "a red fox", "a red fox runs away"], load_tokenizer(vocabulary))
-    assert first_rows(store, 64).tolist() == [0, 1, 0, 3, -1]
+    assert first_rows((store, 64)).tolist() == [0, 1, 0, 3, -1]
     short = int(store.lengths(64)[0]) - 1
-    assert first_rows(store, short).tolist()[3] == 0
+    assert first_rows((store, short)).tolist()[3] == 0
 
 
 @pytest.mark.parametrize("host", [{}, {"host_index": 1, "num_hosts": 2}])
@@ -154,3 +160,44 @@ def test_a_score_is_of_the_text_whichever_id_the_file_names(copies, vocabulary, 
     batch = next(data.batches(0))
     wanted = [number(data.query_ids[q]) + number(data.doc_ids[d]) / 100 for q, d in zip(batch.query_id, batch.doc_id, strict=True)]
     np.testing.assert_allclose(batch.scores[:, 0], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["one_source", "mixed"])
+def test_a_text_of_two_sources_of_a_mixture_is_one_text(copies, vocabulary, tmp_path, mode):
+    """A negative cache holds documents of all sources, and a batch may hold several."""
+    docs, queries = (
+        dict(read(beir.find_file(copies, name))) for read, name in ((beir.iter_docs, "corpus"), (beir.iter_queries, "queries"))
+    )
+    again = {f"q{i}": {f"a{i}": 1, f"z{(i + 1) % NUM}": 1} for i in range(0, NUM, 2)}
+    shifted = [(f"{key}x", "", text) for key, text in reversed(docs.items())]
+    beir.write(tmp_path / "other", shifted, queries.items(), {"train": {q: {f"{d}x": 1 for d in own} for q, own in again.items()}})
+    options = PairsOptions(tokenizer=vocabulary, mask_positives=True, **BATCHING)
+    sources = {name: functools.partial(beir_pairs, str(tmp_path / name), options=options) for name in ("set", "other")}
+    batches = list(itertools.islice(mixed_pairs(sources, mode=mode).batches(0), 16))
+    for side in ("query", "doc"):
+        pairs = {
+            (tuple(text), text_id)
+            for batch in batches
+            for text, text_id in zip(getattr(batch, side).tolist(), getattr(batch, f"{side}_id").tolist(), strict=True)
+        }
+        assert len(pairs) == len({text for text, _ in pairs}) == len({text_id for _, text_id in pairs}) > 10
+
+
+def test_a_negative_cache_holds_a_text_once_and_draws_none_that_is_relevant(copies, vocabulary):
+    data, relevant = flat(beir_pairs)(str(copies), tokenizer=vocabulary, mask_positives=True, **BATCHING), judged_of(copies)
+    cache, num_drawn = NegativeCache(capacity=NUM - 2, num_negatives=6).empty(12, 3), 0
+    sample, enter = jax.jit(negative_cache.sample, static_argnums=3), jax.jit(negative_cache.enter)
+    for step, batch in enumerate(itertools.islice(data.batches(0), 20)):
+        drawn_by = np.random.default_rng(step).normal(size=(2, 8, 3)).astype(np.float32)
+        e = Embeddings(*jnp.asarray(drawn_by), batch.query_id, batch.doc_id, positive_ids=batch.positive_ids)
+        batch, e = jax.tree.map(jnp.asarray, (batch, e))
+        drawn = sample(cache, e, jnp.float32(5), 6, jax.random.key(step))
+        for query_row, doc_rows in zip(batch.query_id.tolist(), drawn.doc_ids.tolist(), strict=True):
+            found = {number(data.doc_ids[row]) for row in doc_rows if row >= 0}
+            num_drawn += len(found)
+            assert not any((number(data.query_ids[query_row]), doc) in relevant for doc in found)
+        cache = enter(cache, batch, e, jnp.int32(step))
+        texts = [tuple(text) for text in cache.tokens.tolist() if any(text)]
+        assert len(texts) == len(set(texts))
+    assert num_drawn > 500
+    assert len(texts) == NUM - 2

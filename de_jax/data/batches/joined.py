@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data.batches.teacher_scores import ScoresOf
-from de_jax.data.stores.corpus import TextIds, TokenStore
+from de_jax.data.stores.corpus import TextIds, TokenStore, first_rows
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, Batch, InputError
 
@@ -23,22 +23,34 @@ class JoinedStore:
 
     Attributes:
         firsts: the row of each store's first text.
+        first_rows: int32 [n + 1] the first row with the text of each row, see `corpus.first_rows`.
         num_texts: n, of all stores.
         ids: "<source>/<id>" of each row, by the name of the first source that has it.
     """
 
-    def __init__(self, stores: Mapping[str, TokenStore], max_lengths: Sequence[int]) -> None:
-        """Copies nothing. InputError: more texts than int32 has numbers."""
+    def __init__(self, stores: Mapping[str, tuple[TokenStore, int]], max_lengths: Sequence[int]) -> None:
+        """Copies no text.
+
+        Args:
+            stores: of each source, by name, as `first_rows` takes them.
+            max_lengths: tokens of a text of each, in one passage.
+
+        Raises:
+            InputError: more texts than int32 has numbers.
+        """
         own: dict[str, tuple[str, TokenStore, int]] = {}  # by content
-        for (name, store), max_length in zip(stores.items(), max_lengths, strict=True):
-            own.setdefault(store.content_hash, (name, store, max_length))
+        seen: dict[str, tuple[TokenStore, int]] = {}
+        for (name, text), max_length in zip(stores.items(), max_lengths, strict=True):
+            own.setdefault(text[0].content_hash, (name, text[0], max_length))
+            seen.setdefault(text[0].content_hash, text)
         self._own = list(own.values())
         ends = np.cumsum([store.num_texts for _, store, _ in self._own])
         self._starts, self.num_texts = [0, *ends[:-1].tolist()], int(ends[-1])
         if self.num_texts > LARGEST:
             raise InputError(f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} are supported.")
         places = dict(zip(own, self._starts, strict=True))
-        self.firsts = [places[store.content_hash] for store in stores.values()]
+        self.firsts = [places[store.content_hash] for store, _ in stores.values()]
+        self.first_rows = first_rows(*seen.values())
         self.ids = TextIds(self.num_texts, lambda rows: list(map(self._id_of, rows.tolist())))
 
     def _id_of(self, row: int) -> str:
@@ -115,11 +127,18 @@ def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num
     return find
 
 
-def with_ids_from(batch: Batch, first: Mapping[str, int]) -> Batch:
-    """A source's batch with the ids of joined stores: `first` is the joined row of its first text, of "queries" and of "docs"."""
-    ids: dict[str, Any] = {name: getattr(batch, name) for name in _TEXTS}
-    ids = {name: moved(rows, first[_TEXTS[name]]) for name, rows in ids.items() if rows is not None}
-    return batch._replace(**ids)
+def with_ids_from(batch: Batch, first: Mapping[str, int], joined: Mapping[str, JoinedStore]) -> Batch:
+    """A source's batch with the ids of joined stores.
+
+    Args:
+        batch: of the source.
+        first: the joined row of its first text, of "queries" and of "docs".
+        joined: the queries and documents of all sources.
+    """
+    ids = {name: (getattr(batch, name), texts) for name, texts in _TEXTS.items()}
+    return batch._replace(
+        **{name: joined[texts].first_rows[moved(rows, first[texts])] for name, (rows, texts) in ids.items() if rows is not None}
+    )
 
 
 def moved(rows: np.ndarray, first: int) -> np.ndarray:

@@ -79,11 +79,14 @@ class TrainingPairs(NamedTuple):
 
     def with_equal_texts(self, query: Side, doc: Side) -> TrainingPairs:
         """The same pairs, which know their texts: texts that a tower cannot tell apart are one, whatever their ids are."""
+        query_texts, doc_texts = self.texts(query, doc)
+        return self._replace(first_queries=first_rows(query_texts), first_docs=first_rows(doc_texts))
+
+    def texts(self, query: Side, doc: Side) -> tuple[tuple[TokenStore, int], tuple[TokenStore, int]]:
+        """Each store with the tokens of a text that a tower sees, in all passages."""
         specials = len(self.doc_store.prefix_ids) + len(self.doc_store.suffix_ids)
         doc_length = doc.max_passages * (doc.max_length - specials) + specials
-        return self._replace(
-            first_queries=first_rows(self.query_store, query.max_length), first_docs=first_rows(self.doc_store, doc_length)
-        )
+        return (self.query_store, query.max_length), (self.doc_store, doc_length)
 
     def first(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The first rows with the texts of `rows`, which a batch calls "query", "doc", "neg_docs" or "neg_queries"."""

@@ -148,7 +148,7 @@ def window_batches(
         for number, found in enumerate(windows(first_window, num_batches * batch_size), first_window):
             lay_out = layouts(found)
             # Texts that are equal after the cut have the id of the first one.
-            firsts = [first_rows(found.stores[name], max_lengths[name])[:-1] for name in SIDES]
+            firsts = [first_rows((found.stores[name], max_lengths[name]))[:-1] for name in SIDES]
             all_ids = np.take_along_axis(found.ids, np.stack(firsts, axis=1), axis=0)
             for chosen in _plan(all_ids, batch_size, (seed, number, 1), options.unique_in_batch)[first_batch:]:
                 query, doc = (lay_out[name](chosen, share.host_index) for name in SIDES)

@@ -44,7 +44,7 @@ def mixed_pairs(
 
     Batches of one source, as GTE (Li et al. 2023) and sentence-transformers' batch samplers make them, hold no negatives that give
     their source away. In both modes the step alone decides the batch, and each source goes through epochs of its own. A text has
-    one id in sources that read the same store; equal row numbers of different stores are different ids.
+    one id in all sources.
 
     Args:
         sources: by name, which the log and files have; for example `{"nq": functools.partial(beir_pairs, "data/nq",
@@ -66,7 +66,7 @@ def mixed_pairs(
     parts = [part.batches for part in opened.values() if isinstance(part.batches, PairBatches)]
     rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
-    queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
+    queries, docs = (_joined(opened, parts, kind) for kind in _KINDS)
     turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
         _tell_idle(names, turns.before(share.num_steps), share.num_steps)
@@ -74,7 +74,7 @@ def mixed_pairs(
         batches: Batches = _mixed(names, parts, rates, queries, docs, share)
     else:
         firsts = [{"queries": query, "docs": doc} for query, doc in zip(queries.firsts, docs.firsts, strict=True)]
-        batches = _one_source(parts, firsts, turns)
+        batches = _one_source(parts, firsts, {"queries": queries, "docs": docs}, turns)
     return TrainingSet(
         batches=batches,
         batch_size=first.batch_size,
@@ -115,7 +115,9 @@ class _Turns:
         return self._sources(np.arange(number * _STEPS_AT_ONCE, (number + 1) * _STEPS_AT_ONCE))
 
 
-def _one_source(parts: Sequence[PairBatches], firsts: Sequence[Mapping[str, int]], turns: _Turns) -> Batches:
+def _one_source(
+    parts: Sequence[PairBatches], firsts: Sequence[Mapping[str, int]], joined: Mapping[str, JoinedStore], turns: _Turns
+) -> Batches:
     """Batches of one source each, in turns."""
 
     def batches(start: int) -> Iterator[Batch]:
@@ -124,7 +126,7 @@ def _one_source(parts: Sequence[PairBatches], firsts: Sequence[Mapping[str, int]
         done = turns.before(start)
         begun = [part(done[place], turns.steps_of(place, start)) for place, part in enumerate(parts)]
         for place in map(turns.of, itertools.count(start)):
-            yield with_ids_from(next(begun[place]), firsts[place])
+            yield with_ids_from(next(begun[place]), firsts[place], joined)
 
     return batches
 
@@ -144,13 +146,14 @@ def _mixed(
     pairs = np.concatenate([part.pairs.pairs + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
     mined = {"neg_docs": docs.firsts, "neg_queries": queries.firsts}
     if options.unique_in_batch:
-        distinct = [mixing.num_distinct(part.pairs.pairs) for part in parts]
+        distinct = [mixing.num_distinct(part.pairs.by_text) for part in parts]
         mixing.require_distinct([f"source {name!r}" for name in names], distinct, rates, options.batch_size)
     lengths = {name: max(getattr(part.options, name) for part in parts) for name in ("max_query_length", "max_doc_length")}
     orders = [part.pairs.epoch_order for part in parts]
-    stores: tuple[Any, Any] = queries, docs
+    texts: dict[str, Any] = {"query_store": queries, "doc_store": docs}
+    texts |= {"first_queries": queries.first_rows, "first_docs": docs.first_rows}
     return PairBatches(
-        TrainingPairs("mixture", *stores, pairs, epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0, orders)),
+        TrainingPairs("mixture", pairs=pairs, epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0, orders), **texts),
         dataclasses.replace(options, **lengths),
         share,
         negatives=joined_negatives([part.negatives for part in parts], mined, sizes),
@@ -168,10 +171,10 @@ def _tell_idle(names: Sequence[str], num_batches: Sequence[int], num_steps: int)
             )
 
 
-def _joined(names: Sequence[str], parts: Sequence[PairBatches], kind: str) -> JoinedStore:
+def _joined(opened: Mapping[str, TrainingSet], parts: Sequence[PairBatches], kind: str) -> JoinedStore:
     """The queries or the documents of all sources."""
-    stores = {name: getattr(part.pairs, f"{kind}_store") for name, part in zip(names, parts, strict=True)}
-    return JoinedStore(stores, [getattr(part.options, f"max_{kind}_length") for part in parts])
+    texts = [part.pairs.texts(own.query, own.doc)[_KINDS.index(kind)] for own, part in zip(opened.values(), parts, strict=True)]
+    return JoinedStore(dict(zip(opened, texts, strict=True)), [getattr(part.options, f"max_{kind}_length") for part in parts])
 
 
 def _size(part: PairBatches) -> int:

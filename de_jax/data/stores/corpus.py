@@ -289,6 +289,11 @@ def first_places(hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     return firsts[which]
 
 
-def first_rows(store: Store, max_length: int) -> Int32[np.ndarray, " n_and_1"]:
-    """The first row that has the tokens of each row; at the end `PADDING_ID`, the place of `PADDING_ID` itself."""
-    return np.append(first_places(text_hashes(store, max_length)), PADDING_ID).astype(np.int32)
+def first_rows(*stores: tuple[Store, int]) -> Int32[np.ndarray, " n_and_1"]:
+    """The first row that has the tokens of each row of stores, one after another; at the end `PADDING_ID`, its own place.
+
+    Args:
+        stores: each with the `max_length` of `text_hashes`.
+    """
+    hashes = np.concatenate([text_hashes(store, max_length) for store, max_length in stores])
+    return np.append(first_places(hashes), PADDING_ID).astype(np.int32)
