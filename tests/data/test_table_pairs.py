@@ -158,6 +158,21 @@ def test_texts_are_stored_once_and_negatives_and_scores_kept_by_row(vocabulary, 
     assert batch.neg_doc_ids.shape == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "in an epoch PairsOptions.num_neg_docs = 1 of them are drawn for each"),
+        ({"num_neg_docs": 0}, "in an epoch PairsOptions.num_neg_docs = 0 of them are drawn for each"),
+        ({"num_neg_docs": 2, "negatives_dir": "mined"}, "none is used, as PairsOptions.negatives_dir takes their place"),
+        ({"num_neg_docs": 2}, ""),
+    ],
+)
+def test_negatives_that_are_not_drawn_are_told(vocabulary, tmp_path, settings, sentence, recwarn):
+    opened(ROWS, vocabulary, tmp_path, batch_size=2, **settings)
+    told = [str(one.message) for one in recwarn if "hard negatives;" in str(one.message)]
+    assert told == [f"pairs have up to 2 hard negatives; {sentence}."] * bool(sentence)
+
+
 def test_scores_that_no_loss_can_compare_are_told(vocabulary, tmp_path):
     row = {"query": "apple 1", "positive": "apple pie", "negative": "comet", "pos_scores": [1.0]}
     other = {**row, "query": "river 2", "positive": "river bed"}
@@ -197,11 +212,12 @@ def test_a_prompt_of_a_row_takes_the_place_of_the_models(vocabulary, tmp_path):
     assert len(left_out.query_store.ids) == 2
 
 
-def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, tmp_path):
+def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, tmp_path, recwarn):
     rows = [{"anchor": f"apple {i}", "positive": f"river {i}", "label": int(i % 3 > 0)} for i in range(9)]
     data = opened(rows, vocabulary, tmp_path, batch_size=2)
     assert len(data.texts.pairs) == 6
     assert data.texts.doc_store.num_texts == 9
+    assert "the given rows: rows of label 0 alone, which are no training pairs: 3." in [str(one.message) for one in recwarn]
     with pytest.raises(InputError, match="the given rows holds no pair to train on"):
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 

@@ -577,6 +577,19 @@ def test_empty_negatives_are_left_out_with_their_scores_and_counted():
     assert (first.neg_docs, first.neg_scores, second.neg_docs) == (["n", "m"], [1.0, 2.0], [])
 
 
+def test_an_empty_text_of_label_0_is_an_empty_negative_and_its_row_is_kept():
+    rows = [
+        {"query": "q", "doc": ["d", "", None, "n", "e"], "labels": [1, 0, 0, 0, 1], "doc_id": [1, 2, 3, 4, 5]},
+        {"query": "q", "doc": "\u200b", "labels": 0},
+    ]
+    with pytest.warns(UserWarning, match=r"empty hard negatives left out: 3\."):
+        first, second = Reading(Table(rows), as_texts=True).examples()
+    assert (first.docs, first.neg_docs, first.doc_ids, first.neg_ids) == (["d", "e"], ["n"], ["1", "5"], ["4"])
+    assert (second.docs, second.neg_docs) == ([], [])
+    with pytest.raises(InputError, match="row 1: the text of a relevant document is empty"):
+        examples([{"query": "q", "doc": ["d", ""], "labels": [0, 1]}])
+
+
 def test_words_for_nothing_are_counted():
     rows = [{"query": "q", "doc": "None"}, {"query": "nan", "doc": "a Nan bread"}, {"query": "r", "title": "NaT ", "doc": ["x"]}]
     with pytest.warns(UserWarning, match="3 texts are words for nothing, such as None"):
@@ -611,9 +624,15 @@ def test_a_json_object_in_a_cell_of_csv_is_a_document(tmp_path):
         "{'text': 'd'}": "holds an object as Python prints it",
         "{'id': 3, 'contents': 'd'}": "holds an object as Python prints it",
         "('a', 'b')": "holds a list as Python prints it",
+        "{'a', 'b'}": "holds an object as Python prints it",
         '{""a"": 1}': "holds an object without 'text'",
         '[[""a""]]': "holds \\['a'\\], not a text",
     }
+    path.write_text('query,doc\n"{""text"": ""q""}",d\n')
+    assert examples(str(path))[0].query == "q"
+    path.write_text("query,doc\n{'text': 'q'},d\n")
+    with pytest.raises(InputError, match="line 2: column 'query' holds an object as Python prints it"):
+        examples(str(path))
     for cell, message in refused.items():
         path.write_text(f'query,doc\nq,"{cell}"\n')
         with pytest.raises(InputError, match=f"line 2: column 'doc' {message}"):

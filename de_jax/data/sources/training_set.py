@@ -247,17 +247,14 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     pairs = pairs.with_equal_texts(query, doc)
     _tell_cut(pairs, options)
     num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
-    brought = {
-        name: Negatives(pairs.not_relevant(name, rows), drawn)
-        for name, drawn in num_drawn.items()
-        if drawn and (rows := getattr(pairs, name)) is not None
-    }
-    for name, negatives in brought.items():
-        if (most := int(np.max(np.sum(negatives.rows >= 0, axis=1), initial=0))) > negatives.num_drawn:
-            outputs.tell(
-                f"pairs have up to {most} hard negatives; in an epoch PairsOptions.num_{name} = {negatives.num_drawn} of them are "
-                "drawn for each."
-            )
+    own = {name: rows for name in num_drawn if (rows := getattr(pairs, name)) is not None}
+    brought = {name: Negatives(pairs.not_relevant(name, rows), num_drawn[name]) for name, rows in own.items() if num_drawn[name]}
+    for name, rows in own.items():
+        rows = brought[name].rows if name in brought else np.asarray(rows)
+        if (most := int(np.max(np.sum(rows >= 0, axis=1), initial=0))) > (0 if options.negatives_dir else num_drawn[name]):
+            few = f"in an epoch PairsOptions.num_{name} = {num_drawn[name]} of them are drawn for each"
+            unused = "none is used, as PairsOptions.negatives_dir takes their place"
+            outputs.tell(f"pairs have up to {most} hard negatives; {unused if options.negatives_dir else few}.")
     mined = None
     if options.negatives_dir:
         is_first = share.host_index == 0

@@ -38,7 +38,7 @@ def texts(cell: str, column: str) -> str | list[Any] | dict[str, Any]:
 def _has_texts(value: Any) -> bool:
     """Whether a value is a text or an object, or a list with one, with an empty place or with another such list."""
     return isinstance(value, str | dict) or (
-        isinstance(value, list | tuple) and any(one is None or _has_texts(one) for one in value)
+        isinstance(value, list | tuple | set) and any(one is None or _has_texts(one) for one in value)
     )
 
 

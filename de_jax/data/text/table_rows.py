@@ -105,7 +105,7 @@ class Reading:
 
     def examples(self) -> Iterator[Example]:
         """Yields the contents of each row."""
-        first_fault, num_scored, num_words, num_empty = "", 0, 0, 0
+        first_fault, num_scored, num_words, num_empty, num_irrelevant = "", 0, 0, 0, 0
         for row in read(self.table, self._wanted):
             self.num_rows += 1
             try:
@@ -119,6 +119,7 @@ class Reading:
             else:
                 num_words += one.num_words
                 num_empty += one.num_empty_negatives
+                num_irrelevant += not one.docs
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one._replace(row=self.num_rows) if self._as_texts else one
         if num_words:
@@ -126,6 +127,8 @@ class Reading:
             outputs.tell(f"{self.table.name}: {num_words} texts {nothing}.")
         if num_empty:
             outputs.tell(f"{self.table.name}: empty hard negatives left out: {num_empty}.")
+        if num_irrelevant:
+            outputs.tell(f"{self.table.name}: rows of label 0 alone, which are no training pairs: {num_irrelevant}.")
         if num_scored:
             outputs.tell(
                 f"{self.table.name}: {num_scored} rows have a score and no negative; their documents count as relevant, however "
@@ -146,8 +149,9 @@ class Reading:
             self.columns = self.columns or self._by_names[names]
         columns, values = self._by_names[names], dict(row.values)
         if row.is_csv:
-            for column in (one for role in _TEXTS[1:] for one in columns.get(role, ())):  # a query is one text
-                values[column] = list_cells.texts(values[column], column)
+            for role, column in ((kind, one) for kind in _TEXTS for one in columns.get(kind, ())):
+                if role != "query" or values[column].lstrip().startswith("{"):  # a query is one text or object, never a list
+                    values[column] = list_cells.texts(values[column], column)
         cells = (values[column] for role in _TEXTS for column in columns.get(role, ()))
         one, prompt = example_of(values, columns), _cell(values, columns, "query_prompt")
         if not self._as_texts and not _is_missing(prompt):
@@ -215,8 +219,9 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     if len(queries) != 1:
         raise ValueError(f"column {columns['query'][0]!r} holds {len(queries)} queries")
     title = _cell(values, columns, "title")
-    docs = _texts(values, columns["doc"][0], None if _is_missing(title) else title)
-    negatives = [one for name in columns.get("neg_docs", ()) for one in _negatives(values, name)]
+    docs = _texts(values, columns["doc"][0], None if _is_missing(title) else title, may_be_empty="label" in columns)
+    given = [name for name in columns.get("neg_docs", ()) if not _is_missing(values[name])]
+    negatives = [one for name in given for one in _texts(values, name, may_be_empty=True)]
     scores = _scores(values, columns, len(docs), len(negatives))
     kept = [(text, score) for text, score in zip(negatives, scores[len(docs) :], strict=True) if text]
     num_empty = len(negatives) - len(kept)
@@ -236,8 +241,12 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
 def _labelled(one: Example, labels: Sequence[float]) -> Example:
     """The same without the documents whose label is 0, which are hard negatives; other labels are scores, except `NO_SCORE`."""
     scores = [score if math.isnan(label) else label for label, score in zip(labels, one.doc_scores, strict=True)]
-    relevant, others = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
+    relevant, wrong = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
+    if not all(one.docs[place] for place in relevant):
+        raise ValueError("the text of a relevant document is empty")
+    others = [place for place in wrong if one.docs[place]]
     return one._replace(
+        num_empty_negatives=one.num_empty_negatives + len(wrong) - len(others),
         docs=[one.docs[place] for place in relevant],
         neg_docs=[one.docs[place] for place in others] + one.neg_docs,
         doc_scores=[scores[place] for place in relevant],
@@ -273,14 +282,6 @@ def _cell(values: Mapping[str, Any], columns: Columns, role: str) -> Any:
     return None if isinstance(value, str) and not value else value
 
 
-def _negatives(values: Mapping[str, Any], column: str) -> list[str]:
-    """The texts of a cell of hard negatives; "" for each that is missing."""
-    if _is_missing(values[column]):
-        return []
-    several = values[column] if isinstance(values[column], list | tuple) else [values[column]]
-    return ["" if _is_empty(one) else _text(one, None, column) for one in several]
-
-
 def _is_empty(value: Any) -> bool:
     """Whether a place in a list holds no text, nor an object with one."""
     if isinstance(value, Mapping):
@@ -297,8 +298,8 @@ def _words(value: Any) -> int:
     return isinstance(value, str) and len(value) < 9 and value.strip().casefold() in _WORDS
 
 
-def _texts(values: Mapping[str, Any], column: str, title: Any = None) -> list[str]:
-    """The texts of a cell, which holds one or a list."""
+def _texts(values: Mapping[str, Any], column: str, title: Any = None, *, may_be_empty: bool = False) -> list[str]:
+    """The texts of a cell, which holds one or a list; "" for each that is missing, where that may be."""
     value = values[column]
     several = value if isinstance(value, list | tuple) else [value]
     titles = title if isinstance(title, list | tuple) else [title]
@@ -306,7 +307,10 @@ def _texts(values: Mapping[str, Any], column: str, title: Any = None) -> list[st
         if title is not None:
             raise ValueError(f"{len(several)} texts in column {column!r} have {len(titles)} titles")
         titles = [None] * len(several)
-    return [_text(one, its_title, column) for one, its_title in zip(several, titles, strict=True)]
+    return [
+        "" if may_be_empty and _is_empty(one) and _is_empty(its_title) else _text(one, its_title, column)
+        for one, its_title in zip(several, titles, strict=True)
+    ]
 
 
 def _text(value: Any, title: Any, column: str) -> str:
