@@ -678,6 +678,27 @@ def test_pairs_of_relevance_0_or_below_are_not_trained_on_and_counted(spiece, wi
         assert "graded: pairs of relevance 0 or below, which are no training pairs: 16." in [str(one.message) for one in told]
 
 
+@pytest.mark.parametrize("window", [0, 8])
+@pytest.mark.parametrize("grades", [(False, True), (float("nan"), 0.5)])
+def test_grades_may_be_of_any_type(spiece, window, grades, tmp_path):
+    """A grade that is not a number is none above 0."""
+    path, dtype = tmp_path / "pairs.jsonl", tf.as_dtype(type(grades[0]))
+    path.write_text("".join(f'{{"query": "the {word}", "doc": "a {word}"}}\n' for word in WORDS[:8]))
+    registering.add_task("typed", jsonl_reader, {"train": [path]}, ("query", "doc", "query_id", "doc_id"), tokenizer=spiece)
+    task = seqio.TaskRegistry.get("typed")
+    grade = lambda data: data.enumerate().map(lambda i, one: {**one, "relevance": tf.constant(grades, dtype)[i % 2]})  # noqa: E731
+    feature = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=dtype, rank=0)
+    features = {**task.output_features, "relevance": feature}
+    seqio.TaskRegistry.remove("typed")
+    replaced = task.replace(name="typed", output_features=features, preprocessors=[grade, *task.preprocessors])
+    seqio.TaskRegistry.add_provider("typed", replaced)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        data = flat(seqio_batches.seqio_pairs)(task="typed", batch_size=4, pack=False, window=window)
+    assert len({int(text_id) for batch in take(data, 0, 4) for text_id in batch.query_id}) == 4
+    assert window or "typed: pairs of relevance 0 or below, which are no training pairs: 4." in [str(one.message) for one in told]
+
+
 def test_equal_texts_of_a_stream_have_one_id(spiece):
     records = [
         {"query_id": f"q{i}", "doc_id": f"d{i}", "query": WORDS[i % 4], "doc": f"the {WORDS[i % 6]} of it"} for i in range(24)

@@ -110,7 +110,7 @@ class _Reading:
         kept = [row for row, grade in enumerate(self._relevance) if grade > 0 and has_texts[row]]
         if not kept:
             raise InputError(f"{self.source.name} yields only pairs with an empty text, or of relevance 0 or below.")
-        input_policy.tell_graded(self.source.name, sum(grade <= 0 for grade in self._relevance))
+        input_policy.tell_graded(self.source.name, sum(not grade > 0 for grade in self._relevance))
         input_policy.tell_unused(sum(grade > 0 for grade in self._relevance) - len(kept))
         self.num_pairs, self._relevance = len(kept), [self._relevance[row] for row in kept]
         self._ids = {side: [ids[row] for row in kept] for side, ids in self._ids.items()}

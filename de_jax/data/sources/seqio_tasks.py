@@ -327,7 +327,7 @@ def open_stream(
                 has_text = lambda example, side: tf.reduce_any(example[side] != eos_ids[side])  # noqa: E731
                 dataset = dataset.filter(lambda example: has_text(example, "query") & has_text(example, "doc"))
             if is_graded:
-                dataset = dataset.filter(lambda example: example["relevance"] > 0)
+                dataset = dataset.filter(lambda example: tf.cast(example["relevance"], tf.float32) > 0)
             return dataset.skip(skip).map(
                 lambda example: (
                     {name: tokens[: max_lengths.get(name)] for name, tokens in example.items() if name in SIDES}
