@@ -86,6 +86,7 @@ def test_a_folder_is_scored_by_its_answers(files, trained, tmp_path, capsys):
         ("dev.json", "[", r"dev\.json, line 1: "),
         ("psgs.tsv", "id\tbody\ttitle\n1\ta\tb\n", r"psgs\.tsv has no column text; DPR's passages have the columns"),
         ("psgs.tsv", "id\ttext\ttitle\n1\ta\n", r"psgs\.tsv, line 2: 2 cells for 3 columns"),
+        ("psgs.tsv", "id\ttext\ttitle\n\ta\tb\n", r"psgs\.tsv, line 2: the passage has no id"),
         ("psgs.jsonl", '{"id": null, "text": 5, "title": "b"}\n', r"psgs\.jsonl, line 1: not a line of a tsv or csv file"),
         ("psgs.tsv", "", r"psgs\.tsv, line 1: no line that names the columns"),
         ("none.json", None, r"none\.json"),

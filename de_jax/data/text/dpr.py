@@ -79,7 +79,7 @@ def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_passages(path: str | Path) -> Iterator[tuple[str, str, str]]:
-    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`. InputError: a column is missing, or a row cannot be read."""
+    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`. InputError: a column is missing, or a row cannot be read or has no id."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if missing := [name for name in _COLUMNS if name not in names]:
@@ -87,8 +87,9 @@ def read_passages(path: str | Path) -> Iterator[tuple[str, str, str]]:
         return _COLUMNS
 
     for row in table_files.read(Table(str(path)), wanted):
-        if row.fault or not row.is_csv:
-            raise InputError(f"{row.place}: {row.fault or 'not a line of a tsv or csv file, as passages have'}.")
+        fault = row.fault or ("" if row.is_csv else "not a line of a tsv or csv file, as passages have")
+        if fault := fault or ("" if row.values["id"] else "the passage has no id"):
+            raise InputError(f"{row.place}: {fault}.")
         yield row.values["id"], row.values["title"], row.values["text"]
 
 
