@@ -131,7 +131,7 @@ class FaissIndex:
         if self._max_depth < min(k, len(self._ids)):
             raise InputError(f"k is {k}; a GPU gives at most {self._max_depth} documents, so ask for fewer or search on the CPU.")
         queries = np.ascontiguousarray(queries, np.float32)
-        return ranking_of(self._search, queries, k, self._id_ranks, max_depth=self._max_depth, result_entries=RESULT_ENTRIES)
+        return ranking_of(self._search, queries, int(k), self._id_ranks, max_depth=self._max_depth, result_entries=RESULT_ENTRIES)
 
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or a saved index (else InputError); it appears complete."""

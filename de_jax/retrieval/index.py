@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int, Num
 
+from de_jax.settings import check_value
 from de_jax.types import Array, InputError, Ranking
 
 QUERY_BLOCKS = (2, 8, 128)
@@ -304,23 +305,27 @@ def array_of(kind: str, values: Any) -> np.ndarray:
         raise InputError(f"{kind} are no array, as their rows have unequal lengths; give float32 [n, D].") from None
 
 
-def check_documents(embeddings: Any, ids: Sequence[str]) -> None:
+def check_documents(embeddings: Any, ids: Any) -> None:
     """Refuses a corpus without documents, or with ids that do not match or repeat; passages of a document follow one another."""
+    _check_rows("embeddings", embeddings, "one document as [1, D]")
     if not len(embeddings):
         raise InputError("the corpus has no documents to search; give embeddings of at least one.")
+    if not hasattr(ids, "__len__"):
+        raise InputError(f"ids is {ids!r:.60}; give a list of str, one a document.")
     if len(ids) != len(embeddings):
         raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
     firsts = [one for one, _ in itertools.groupby(ids)]
+    if wrong := next((repr(one) for one in firsts if not isinstance(one, str)), ""):
+        raise InputError(f"the document id {wrong} is no text; give ids as str.")
     if len(set(firsts)) < len(firsts):
         repeated = next(one for one, number in collections.Counter(firsts).items() if number > 1)
         raise InputError(f"the document id {repeated!r} is given to several rows; give each document an id of its own.")
 
 
-def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
+def check_search(queries: Any, k: Any, dim: int) -> None:
     """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
     check_depth(k)
-    if queries.ndim != 2:
-        raise InputError(f"queries have the shape {queries.shape}; give them as rows, one query as [1, {dim}].")
+    _check_rows("queries", queries, f"one query as [1, {dim}]")
     if queries.shape[1] != dim:
         raise InputError(
             f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
@@ -328,8 +333,18 @@ def check_search(queries: Float[Any, "q D"], k: int, dim: int) -> None:
     check_finite(queries)
 
 
-def check_depth(k: int) -> None:
-    """Refuses a depth below 1."""
+def _check_rows(name: str, values: Any, one: str) -> None:
+    """Refuses what is no array of numbers with two axes; `one` says how a single row is given."""
+    kind = getattr(getattr(values, "dtype", None), "kind", "f")  # PyTorch's types have none
+    if not hasattr(values, "shape") or kind in "OSUMmc":
+        raise InputError(f"{name} is {values!r:.60}, not an array of numbers; give float32 [n, D].")
+    if len(values.shape) != 2:
+        raise InputError(f"{name} have the shape {tuple(values.shape)}; give them as rows, {one}.")
+
+
+def check_depth(k: Any) -> None:
+    """Refuses a depth that is no whole number or below 1."""
+    check_value("k", k, int)
     if k < 1:
         raise InputError(f"k is {k}; ask for at least 1 document.")
 

@@ -6,8 +6,10 @@ import pytest
 
 from de_jax.retrieval import index
 from de_jax.retrieval.encode import aligned
-from de_jax.retrieval.index import QUERY_BLOCKS, ExactIndex, _scores, _with_tile
+from de_jax.retrieval.index import QUERY_BLOCKS, ExactIndex, _scores, _with_tile, check_documents, check_search
 from de_jax.types import InputError
+
+EYE = np.eye(3, dtype=np.float32)
 
 
 def rank_by_loops(queries, docs, ids, k):
@@ -218,6 +220,34 @@ def test_bad_sizes_are_refused():
         ExactIndex(eye, list("abc")).search(eye, 0)
     with pytest.raises(InputError, match="queries have 2 dimensions and documents 3"):
         ExactIndex(eye, list("abc")).search(np.zeros((1, 2), np.float32), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"queries": EYE[0]}, r"queries have the shape \(3,\); give them as rows, one query as \[1, 3\]"),
+        ({"queries": EYE.tolist()}, r"queries is \[\[1.0, .*, not an array of numbers"),
+        ({"queries": None}, "queries is None, not an array"),
+        ({"queries": EYE.astype(str)}, "not an array of numbers"),
+        ({"queries": EYE.astype(complex)}, "not an array of numbers"),
+        ({"k": True}, "k is True; it must be a whole number"),
+        ({"k": 2.0}, "k is 2.0; it must be a whole number, written 2"),
+        ({"embeddings": EYE[0]}, r"embeddings have the shape \(3,\)"),
+        ({"embeddings": EYE[None]}, r"embeddings have the shape \(1, 3, 3\)"),
+        ({"embeddings": EYE.tolist()}, "embeddings is .*, not an array of numbers"),
+        ({"ids": list("aba")}, "the document id 'a' is given to several rows"),
+        ({"ids": ["1", 1, "2"]}, "the document id 1 is no text"),
+        ({"ids": (name for name in "abc")}, "ids is <generator .*; give a list of str"),
+    ],
+)
+def test_what_no_index_can_take_is_refused_in_a_sentence(change, sentence):
+    def check(embeddings=EYE, ids=("a", "b", "c"), queries=EYE, k=2):
+        check_documents(embeddings, ids)
+        check_search(queries, k, 3)
+
+    check(k=np.int64(2))
+    with pytest.raises(InputError, match=sentence):
+        check(**change)
 
 
 def test_device_arrays_can_be_searched():
