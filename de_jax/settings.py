@@ -115,12 +115,16 @@ def is_config(value: Any) -> bool:
 
 
 def check_fields(record: Any) -> None:
-    """Checks every field of a config; for `__post_init__`.
+    """Checks every field of a config, and makes numpy's scalars Python's numbers, as JSON and FAISS take; for `__post_init__`.
 
     Raises:
         InputError: names the field, its value and the allowed ones.
     """
-    check(type(record), {name: getattr(record, name) for name in hints(record.__class__)})
+    values = {name: getattr(record, name) for name in hints(record.__class__)}
+    check(type(record), values)
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            object.__setattr__(record, name, value.item())  # of a frozen dataclass
 
 
 def check(configurable: Any, values: Mapping[str, Any]) -> None:

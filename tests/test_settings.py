@@ -303,7 +303,8 @@ def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():
-    assert dataclasses.replace(TOWER.encoder, num_layers=np.int64(2)).num_layers == 2
+    found = dataclasses.replace(TOWER.encoder, num_layers=np.int64(2), dropout_rate=np.float64(0.5))
+    assert (type(found.num_layers), found.num_layers, type(found.dropout_rate)) == (int, 2, float)  # as JSON and FAISS take them
     with pytest.raises(InputError, match="a whole number"):
         dataclasses.replace(TOWER.encoder, num_layers=True)
 
