@@ -291,7 +291,7 @@ def plan(
             break
         positions = long[start : start + num_rows]
         if row_length != previous:  # else a program for full batches is there
-            num_rows = min(num_rows, _round_up(len(positions), max(1, num_rows // packing.sizes)))
+            num_rows = min(num_rows, layout.round_up(len(positions), max(1, num_rows // packing.sizes)))
         row, previous = np.arange(len(positions), dtype=np.int32), row_length
         yield MicroBatch(positions, row, np.zeros_like(row), num_rows, row_length, 1)
         start += num_rows
@@ -313,22 +313,18 @@ def padded_length(longest: int, length_multiple: int | None) -> int:
         steps = LENGTHS_PER_DOUBLING.get(backend, LENGTHS_PER_DOUBLING_ACCELERATOR)
         smallest = 1 if backend == "cpu" else TILE_ACCELERATOR
         length_multiple = max(smallest, 2 ** max(0, longest - 1).bit_length() // (2 * steps))
-    return _round_up(longest, length_multiple)
+    return layout.round_up(longest, length_multiple)
 
 
 def _packed(texts: np.ndarray, lengths: np.ndarray, most_rows: int, packing: Packing) -> Iterator[MicroBatch]:
     """Batches of as many rows each, so that a few rows more than a batch do not cost a second full one."""
     row, place = layout.fit(lengths, packing.row, packing.texts)
     needed = int(row.max()) + 1
-    num_rows = min(most_rows, _round_up(-(-needed // -(-needed // most_rows)), max(1, most_rows // packing.sizes)))
+    num_rows = min(most_rows, layout.round_up(-(-needed // -(-needed // most_rows)), max(1, most_rows // packing.sizes)))
     order = np.argsort(row, kind="stable")
     ends = np.searchsorted(row[order], np.arange(num_rows, needed + num_rows, num_rows))
     for batch, members in enumerate(np.split(order, ends[:-1])):
         yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, packing.row, packing.texts)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _num_rows(row_length: int, tokens_per_batch: int) -> int:

@@ -67,7 +67,7 @@ def padded(store: Store, max_length: int, *, length_multiple: int, num_hosts: in
 
     def lay_out(texts: np.ndarray, host: int) -> np.ndarray:
         longest = int(lengths[texts].max(where=texts >= 0, initial=1))
-        width = min(_round_up(longest, length_multiple), max_length)
+        width = min(round_up(longest, length_multiple), max_length)
         share = np.split(texts, num_hosts)[host]
         return store.pad(share.reshape(-1), max_length, width).reshape(*share.shape, width)
 
@@ -121,14 +121,14 @@ def packing(
         row_multiple: the number of rows of the global batch is a multiple of it.
     """
     lengths = store.lengths(max_length)
-    row_length = max_length if holds_any else min(_round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
+    row_length = max_length if holds_any else min(round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
     real = np.concatenate([texts[texts >= 0] for texts in sample])
     mean = float(lengths[real].mean()) if len(real) else row_length
     max_texts = math.ceil(2 * row_length / mean)  # twice what fits on average: the shortest texts meet in the last rows
     host_multiple = -(-row_multiple // num_hosts)
     needed = max(_num_rows(_fitted(lengths, texts, row_length, max_texts, num_hosts)) for texts in sample)
     step = host_multiple * math.ceil(needed / (_NUM_SIZES * host_multiple))
-    return Packing(row_length, max_texts, _round_up(needed, step) + step * changes, step)
+    return Packing(row_length, max_texts, round_up(needed, step) + step * changes, step)
 
 
 def packed_as(shape: Packing, store: Store, max_length: int, *, num_hosts: int = 1) -> Layout:
@@ -138,7 +138,7 @@ def packed_as(shape: Packing, store: Store, max_length: int, *, num_hosts: int =
 
     def lay_out(texts: np.ndarray, host: int) -> Packed:
         placed = _fitted(lengths, texts, row_length, max_texts, num_hosts)
-        num_rows = max(usual, _round_up(_num_rows(placed), step))
+        num_rows = max(usual, round_up(_num_rows(placed), step))
         share = np.split(texts, num_hosts)[host]
         is_text = share >= 0
         sizes = lengths[share[is_text]]
@@ -210,5 +210,6 @@ def fill(
     return Packed(flat.reshape(num_rows, row_length), lengths, (row * max_texts + place).astype(np.int32))
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below a value."""
     return -(-value // multiple) * multiple
