@@ -50,7 +50,8 @@ def pytest_configure(config):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
     gc.set_threshold(MANY_OBJECTS)
     share_context()
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":  # compiles other modules to bytecode first than gw0, which begins with tests
+    # The second worker compiles other modules to bytecode first than the other, which begins with tests; the soak comes later.
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and config.option.markexpr != "soak":
         with contextlib.suppress(ImportError):
             import sentence_transformers  # noqa: F401
     share_settings({"jax_disable_most_optimizations": True, "jax_traceback_in_locations_limit": 0})

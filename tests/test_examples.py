@@ -10,6 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import made_of_code
 import numpy as np
 import pytest
@@ -62,9 +63,16 @@ def python_of(page):
     return [code for code in blocks(page, "python") if not code.startswith("include ")]  # gin, coloured as Python
 
 
+def in_one_program(loss):
+    """The loss, compiled as one program in the time of a few of its operations."""
+    return lambda e, **settings: jax.jit(functools.partial(loss, **settings))(e)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_give_what_they_say(name):
-    failed, tried = doctest.testmod(importlib.import_module(name))
+    module = importlib.import_module(name)
+    compiled = {loss.__name__: in_one_program(loss) for loss in configurables.LOSSES if loss.__module__ == name}
+    failed, tried = doctest.testmod(module, extraglobs=compiled)
     assert tried
     assert not failed
 

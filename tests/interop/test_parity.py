@@ -17,8 +17,6 @@ from de_jax.training.optim.optimizer import adamw
 from de_jax.training.step.train_step import make_train_step
 from de_jax.types import Batch, TrainState
 
-library = pytest.importorskip("sentence_transformers", minversion="6")
-losses_of_library = pytest.importorskip("sentence_transformers.losses")
 RATE, SCALE, LENGTH = 1e-3, 20.0, 16
 NUM_BATCHES, BATCH_SIZE, NUM_DRAWS = 4, 8, 48
 # Where a gradient is 0 but for rounding (a key's bias), a smaller one would make the rounding an update.
@@ -37,6 +35,7 @@ def both(tmp_path_factory):
     write_sentence_transformer(folder, "bert")
     ours = sentence_transformers.read(folder)
     write_tokenizer(folder, "bert").save_pretrained(folder)
+    library = pytest.importorskip("sentence_transformers", minversion="6")
     theirs = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     rng = np.random.default_rng(0)
     batches = [[theirs.preprocess(sentences(rng)) for _ in ("query", "doc")] for _ in range(NUM_BATCHES)]
@@ -47,7 +46,7 @@ def train_theirs(model, batches, *, dropout=False, num_runs=1):
     """The losses and gradient norms of the updates, by run; all begin alike."""
     model.train(dropout)
     torch.manual_seed(0)
-    loss_of = losses_of_library.MultipleNegativesRankingLoss(model, scale=SCALE)
+    loss_of = pytest.importorskip("sentence_transformers.losses").MultipleNegativesRankingLoss(model, scale=SCALE)
     before, found = {name: value.clone() for name, value in model.state_dict().items()}, []
     for _ in range(num_runs):
         model.load_state_dict(before)

@@ -118,7 +118,7 @@ def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(d
     assert best.step == min(losses, key=losses.__getitem__) == report["step"] - 2
     sizes = {"max_query_length": 8, "max_doc_length": 32}
     (whole,) = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=16, **sizes).batches
-    assert losses[best.step] == pytest.approx(float(best.model.loss(best.params, whole)[0]), rel=1e-5)
+    assert losses[best.step] == pytest.approx(float(jax.jit(best.model.loss)(best.params, whole)[0]), rel=1e-5)
     parts = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=12, **sizes)
     assert [int((batch.query_id >= 0).sum()) for batch in parts.batches] == [12, 4]
     assert mean_loss(best.model, parts.batches, make_mesh(1), best.params) == pytest.approx(losses[best.step], rel=1e-5)

@@ -21,7 +21,6 @@ from de_jax import cli
 from de_jax.server import Limits, Server
 from de_jax.types import InputError
 
-openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 TEXTS = ["fox and sea", "sea", "wolf of the sea and more of them, in a longer text than the others"]
 
@@ -70,7 +69,7 @@ def post(url, body, *, raw=False):
 
 
 def client_of(url, **options):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", **options)
+    return pytest.importorskip("openai").OpenAI(base_url=f"{url}/v1", api_key="none", **options)
 
 
 def test_openais_client_gets_the_models_embeddings(trained, server):
