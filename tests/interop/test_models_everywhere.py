@@ -1,5 +1,6 @@
 """A model is one type, whatever it was opened from: every command that takes one takes a run, a folder and adapters alike."""
 
+import functools
 import json
 import shutil
 
@@ -65,15 +66,27 @@ def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, sourc
     assert scores["ndcg@10"] == pytest.approx(report["dense"]["ndcg@10"])
 
 
+@pytest.fixture(scope="module")
+def tuned(made, tmp_path_factory):
+    """The run of a training that starts from a model of a kind; each is trained once."""
+
+    @functools.cache
+    def tuned(source):
+        run_dir = tmp_path_factory.mktemp("tuned") / "run"
+        settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 2}
+        settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
+        settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
+        settings |= {"linear.warmup_steps": 0, "pretrained_tower.dropout_rate": 0.0}
+        argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={run_dir}"]
+        cli.call("train", ["--gin_file=recipes/fine_tune.gin", *argv])
+        return run_dir
+
+    return tuned
+
+
 @pytest.mark.parametrize("source", often(SOURCES, "sentence-transformers"))
-def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
-    settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 2}
-    settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
-    settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
-    settings |= {"linear.warmup_steps": 0}
-    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
-    cli.call("train", ["--gin_file=recipes/fine_tune.gin", *argv])
-    assert load_run(tmp_path / "run").step == 2
+def test_training_starts_from_a_model_of_every_kind(tuned, source):
+    assert load_run(tuned(source)).step == 2
 
 
 def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
@@ -87,8 +100,9 @@ SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder',
 @pytest.mark.parametrize("shared", often(SHARED, "projection"))
 def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_path, capsys, shared):
     data = made[1]
-    lengths = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30}
-    argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared], **lengths)
+    changes = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30, "PairsOptions__dev_split": None}
+    changes |= {"train__num_steps": 1, "DualEncoder__shared": SHARED[shared], **toy_run.NO_DROPOUT}
+    argv = toy_run.arguments(data, tmp_path / "first", **changes)
     cli.call("train", argv)
     (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f"apple {i},river {i} and {i}\n" for i in range(64)))
     settings = {
@@ -114,19 +128,13 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     assert again.run.model.shared == (first.model.shared if shared != "all" else PARTS)
 
 
-def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
+def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tuned, tmp_path):
     """Else sentence-transformers would say that the pooler of a BERT is new."""
-    source = made[0]["sentence-transformers"]
-    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "Optimization.num_steps": 1}
-    settings |= {"PairsOptions.batch_size": 8, "PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16}
-    settings |= {"PairsOptions.unique_in_batch": False}  # to this vocabulary all queries are the same unknown words
-    settings |= {"linear.warmup_steps": 0}
-    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'first'}"]
-    cli.call("train", ["--gin_file=recipes/fine_tune.gin", *argv])
-    cli.call("import model", [f"--from={tmp_path / 'first'}", f"--run_dir={tmp_path / 'second'}"])
+    source, first = made[0]["sentence-transformers"], tuned("sentence-transformers")
+    cli.call("import model", [f"--from={first}", f"--run_dir={tmp_path / 'second'}"])
     expected = safetensors.numpy.load_file(source / "model.safetensors")
-    for run in (source, made[0]["run"], tmp_path / "first", tmp_path / "second"):
-        out = tmp_path / f"exported_{run.name}"
+    for number, run in enumerate((source, made[0]["run"], first, tmp_path / "second")):
+        out = tmp_path / f"exported_{number}"
         cli.call("export model", [f"--run_dir={run}", "--format=sentence_transformers", f"--out_dir={out}"])
         found = safetensors.numpy.load_file(out / "model.safetensors")
         assert found.keys() == expected.keys()
