@@ -45,6 +45,7 @@ def doc_query_pairs(
     Args:
         dataset_dirs: BEIR folders or tables, each with judgements of the split.
         tokenizer: of documents and queries; it must end texts, since a generator learns from that where to stop.
+        batch_size: pairs of a batch; a query or document may stand in it twice.
         max_query_length, max_doc_length: tokens, the end included.
         length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this; smaller ones compile more.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.

@@ -48,7 +48,7 @@ def generate_to_dir(
     docs_per_part: PositiveInt = 4096,
     about: dict[str, Any] | None = None,
     part: Part | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda docs: None,
 ) -> None:
     """Writes `decoding.num_queries` queries for every document; the same call after a kill continues and ends byte-equal.
 
@@ -89,8 +89,7 @@ def generate_to_dir(
             return
         write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch, min_distinct=min_distinct)
         done = min(writer.num_parts * docs_per_part, len(texts))
-        if progress and done:
-            progress(done)
+        progress(done)
         for start in range(texts.start + done, texts.stop, docs_per_part):
             rows = np.arange(start, min(start + docs_per_part, texts.stop))
             queries = write(store, rows, progress)
