@@ -79,7 +79,7 @@ def read_answers(path: str | Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_passages(path: str | Path) -> Iterator[tuple[str, str, str]]:
-    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`. InputError: a column is missing, or a row cannot be read or has no id."""
+    """Yields (id, title, text) of a table such as `psgs_w100.tsv.gz`. InputError: a missing column, or a row without an id."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if missing := [name for name in _COLUMNS if name not in names]:
