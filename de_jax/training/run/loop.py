@@ -211,11 +211,12 @@ def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], P
     """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`."""
     given = start_from(like.all_params)
 
-    def first(own: Params | None) -> Params | None:
+    def first(own: Params) -> Params:
         of = lambda value, shape: value if isinstance(value, jax.Array) else shape  # noqa: E731
-        return own and jax.tree.map(of, paths.part_like(given, own), own)
+        found: Params = jax.tree.map(of, paths.part_like(given, own), own)
+        return found
 
-    return completed(init, like._replace(params=first(like.params), base=first(like.base)))
+    return completed(init, like._replace(params=first(like.params), base=like.base and first(like.base)))
 
 
 def completed(init: Callable[[], TrainState], state: TrainState) -> TrainState:
