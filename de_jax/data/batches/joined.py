@@ -28,21 +28,18 @@ class JoinedStore:
         ids: "<source>/<id>" of each row, by the name of the first source that has it.
     """
 
-    def __init__(self, stores: Mapping[str, tuple[TokenStore, int]], max_lengths: Sequence[int]) -> None:
+    def __init__(self, stores: Mapping[str, tuple[TokenStore, int]]) -> None:
         """Copies no text.
 
         Args:
-            stores: of each source, by name, as `first_rows` takes them.
-            max_lengths: tokens of a text of each, in one passage.
+            stores: of each source, by name, with the tokens of a text.
 
         Raises:
             InputError: more texts than int32 has numbers.
         """
         own: dict[str, tuple[str, TokenStore, int]] = {}  # by content
-        seen: dict[str, tuple[TokenStore, int]] = {}
-        for (name, text), max_length in zip(stores.items(), max_lengths, strict=True):
-            own.setdefault(text[0].content_hash, (name, text[0], max_length))
-            seen.setdefault(text[0].content_hash, text)
+        for name, (store, max_length) in stores.items():
+            own.setdefault(store.content_hash, (name, store, max_length))
         self._own = list(own.values())
         ends = np.cumsum([store.num_texts for _, store, _ in self._own])
         self._starts, self.num_texts = [0, *ends[:-1].tolist()], int(ends[-1])
@@ -50,7 +47,7 @@ class JoinedStore:
             raise InputError(f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} are supported.")
         places = dict(zip(own, self._starts, strict=True))
         self.firsts = [places[store.content_hash] for store, _ in stores.values()]
-        self.first_rows = first_rows(*seen.values())
+        self.first_rows = first_rows(*((store, max_length) for _, store, max_length in self._own))
         self.ids = TextIds(self.num_texts, lambda rows: list(map(self._id_of, rows.tolist())))
 
     def _id_of(self, row: int) -> str:

@@ -221,14 +221,14 @@ class Checkpoints:
         """These parts of a checkpoint; what `_check_same` lets be missing there stays as it is in `like`."""
         folder, wanted = self.folder / str(step), _by_place(like)
         with self._reading(step, like):
-            stored = {name: _described(folder / name) for name in like}
-            _check_same(folder, _by_place(stored), wanted, set(paths.all_paths(like.get("params", {}))))
-            asked = paths.map_with_path(lambda path, _: wanted.get(_place(path), ocp.PLACEHOLDER), stored)
+            described = {name: _described(folder / name) for name in like}
+            stored = _by_place(described)
+            _check_same(folder, stored, wanted, set(paths.all_paths(like.get("params", {}))))
+            asked = _with_leaves(described, [wanted.get(place, ocp.PLACEHOLDER) for place in stored])
             placed = ocp.checkpoint_utils.construct_restore_args
             restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in asked.items()}
             found = _by_place(dict(self._manager.restore(step, args=ocp.args.Composite(**restore))))
-        restored: dict[str, Any] = paths.map_with_path(lambda path, leaf: found.get(_place(path), leaf), like)
-        return restored
+        return _with_leaves(like, [found.get(place, leaf) for place, leaf in wanted.items()])
 
 
 def write_base(run_dir: Path, base: Params) -> None:
@@ -325,13 +325,14 @@ def _described(part: Path) -> Any:
     return tree
 
 
-def _place(path: str) -> str:
-    """A path as it would be if nothing were frozen."""
-    return path.replace(f"/{TRAINED_PART}/", "/")
-
-
 def _by_place(tree: Any) -> dict[str, Any]:
-    return {_place(path): leaf for path, leaf in paths.by_path(tree).items()}
+    """The leaves by the paths that they would have if nothing were frozen."""
+    return {path.replace(f"/{TRAINED_PART}/", "/"): leaf for path, leaf in paths.by_path(tree).items()}
+
+
+def _with_leaves(tree: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    return changed
 
 
 def _check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any], params: set[str]) -> None:

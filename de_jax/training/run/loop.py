@@ -209,14 +209,10 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
     """The state before the first update; each array lies on the mesh from the start like its counterpart in `like`."""
-    given = start_from(like.all_params)
-
-    def first(own: Params) -> Params:
-        of = lambda value, shape: value if isinstance(value, jax.Array) else shape  # noqa: E731
-        found: Params = jax.tree.map(of, paths.part_like(given, own), own)
-        return found
-
-    return completed(init, like._replace(params=first(like.params), base=like.base and first(like.base)))
+    given = paths.by_path(start_from(like.all_params))
+    of = lambda path, own: given[path] if isinstance(given[path], jax.Array) else own  # noqa: E731
+    params, base = (paths.map_with_path(of, part) for part in (like.params, like.base))
+    return completed(init, like._replace(params=params, base=base))
 
 
 def completed(init: Callable[[], TrainState], state: TrainState) -> TrainState:

@@ -259,7 +259,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
             f"{run_dir} is another library's model; make a run of it with de-jax import model --run_dir=<run> --from={run_dir}."
         )
     description, model = described(RUN, run_dir, DualEncoder.from_json)
-    params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
+    params = on_first_device(model.shapes())
     if only_sizes:
         found = find_checkpoint(run_dir, step)[1]
     else:
@@ -289,7 +289,7 @@ def load_adapters(run_dir: str | Path, step: int | str | None = None) -> tuple[L
     if description["adapters"] is None:
         return None
     adapters = Lora(**description["adapters"])
-    trained, _ = _parts(adapters, _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])))
+    trained, _ = _parts(adapters, on_first_device(model.shapes()))
     return adapters, restore_params(Path(run_dir), step, trained)[1]
 
 
@@ -318,7 +318,9 @@ def _parts(adapters: Lora, like: Params) -> tuple[Params, Params]:
     return trained, of_base
 
 
-def _placed(shapes: Params, on: jax.sharding.Sharding) -> Params:
+def on_first_device(shapes: Params) -> Params:
+    """The shapes, placed on the process's first device."""
+    on = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     placed: Params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes)
     return placed
 
