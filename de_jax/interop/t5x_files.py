@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.files.reading import read_bytes
+from de_jax.files.reading import read_bytes, regular_file
 from de_jax.types import Array, InputError
 
 MSGPACK_FILE, ORBAX_DIR = "checkpoint", "state"
@@ -37,6 +37,9 @@ class Leaf(NamedTuple):
 
 def leaves_of(folder: Path) -> dict[str, Leaf]:
     """The arrays of all parameters of a checkpoint by name, in the layout that it has."""
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            regular_file(path)  # tensorstore and gzip would wait for a pipe without end
     layout = _in_msgpack if (folder / MSGPACK_FILE).is_file() else _in_orbax
     with _damage_named(folder):
         return dict(layout(folder))

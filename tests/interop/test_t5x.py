@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -347,6 +349,15 @@ def test_a_gzip_chunk_that_is_cut_anywhere_is_refused(tmp_path):
             t5x.read(folder)
     chunk.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])  # in its checksum, which tensorstore does not compare
     with pytest.raises(InputError, match=rf"1\.0 {DAMAGED}"):
+        t5x.read(folder)
+
+
+@pytest.mark.parametrize("name", ["1.0", ".zarray"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
+    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
+    (folder / EMBEDDING / name).unlink()
+    os.mkfifo(folder / EMBEDDING / name)
+    with pytest.raises(InputError, match=rf"{re.escape(name)} is a pipe"):
         t5x.read(folder)
 
 
