@@ -67,10 +67,10 @@ def encode_to_dir(
     with outputs.in_turn(folder):
         batching = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple}
         writer = EmbeddingWriter(folder, source, {**batching, "texts_per_shard": texts_per_shard})
+        tell_cut(store, np.asarray(texts), max_length)  # whoever encoded them
         if writer.is_complete:
             return
         progress(writer.num_done)
-        tell_cut(store, np.asarray(texts), max_length)
         firsts = first_rows((store, max_length))
         for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
             rows = np.arange(start, min(start + texts_per_shard, texts.stop))
@@ -118,7 +118,9 @@ def cached_docs(
     key = folders.key_of(f"{model} {store.content_hash} {max_length}")
     folder = embeddings_dir(run.run_dir)
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
-    if not EMBEDDINGS.is_in(out_dir):
+    if EMBEDDINGS.is_in(out_dir):
+        tell_cut(store, np.arange(store.num_texts), max_length)
+    else:
         hashes = text_hashes(store, max_length)
         before = embedding_files.find_known(folder, model=model, max_length=max_length)
         known = (before, hashes) if before else None

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.stores.corpus import body_room, cached_token_store
-from de_jax.data.text import beir
+from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
@@ -116,8 +116,11 @@ def padded_tokens(
 ) -> tuple[Int[np.ndarray, "q L"], Int[np.ndarray, "q 1"]]:
     """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has."""
     room = body_room(max_length, len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids))
-    rows = []
-    for text, body in zip(texts, tokenizer.encode(texts), strict=True):
+    rows, bodies = [], tokenizer.encode(texts)
+    whole = np.array([len(body) for body in bodies]) + max_length - room
+    if (whole > max_length).any():
+        input_policy.tell_cut("encoding", "queries", whole, "max_length", max_length)
+    for text, body in zip(texts, bodies, strict=True):
         if not len(body):
             raise InputError(f"the vocabulary leaves nothing of the query {text!r}; use other words.")
         rows.append([*tokenizer.prefix_ids, *body[:room].tolist(), *tokenizer.suffix_ids])

@@ -185,6 +185,12 @@ def test_embeddings_on_disk_are_those_in_memory(tmp_path):
     assert (manifest["model"], manifest["num_texts"], manifest["dim"], manifest["max_length"]) == ("model", 57, 3, 32)
 
 
+def test_cut_texts_are_told_also_of_embeddings_that_are_there(tmp_path):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="of the texts have more than max_length = 32 tokens"):
+            to_dir(CountingTower(), make_store(), tmp_path)
+
+
 @pytest.mark.parametrize("fail_at", [0, 1, 5, 12])
 def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
     store, tower = make_store(), CountingTower()
