@@ -104,7 +104,6 @@ def _opened(
         pairs.append(qrel_pairs(qrels, *stores[-1]))
     if len(stores) == 1:
         return *stores[0], pairs[0]
-    named = (dict(zip(map(str, range(len(stores))), own, strict=True)) for own in zip(*stores, strict=True))
-    queries, docs = (JoinedStore(own, [LARGEST] * len(own)) for own in named)
+    queries, docs = (JoinedStore({str(n): (one, LARGEST) for n, one in enumerate(own)}) for own in zip(*stores, strict=True))
     firsts = zip(queries.firsts, docs.firsts, strict=True)
     return queries, docs, np.concatenate([own + first for own, first in zip(pairs, firsts, strict=True)]).astype(np.int32)
