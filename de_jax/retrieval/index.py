@@ -334,7 +334,7 @@ def check_search(queries: Any, k: Any, dim: int) -> None:
 
 
 def _check_rows(name: str, values: Any, one: str) -> None:
-    """Refuses what is no array of numbers with two axes; `one` says how a single row is given."""
+    """Refuses anything but an array of numbers with two axes; `one` is the form of a single row."""
     kind = getattr(getattr(values, "dtype", None), "kind", "f")  # PyTorch's types have none
     if not hasattr(values, "shape") or kind in "OSUMmc":
         raise InputError(f"{name} is {values!r:.60}, not an array of numbers; give float32 [n, D].")
