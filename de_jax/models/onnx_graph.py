@@ -84,10 +84,11 @@ class Graph:
         if self.precision == "float16":
             return self("MatMul", x, self("Cast", _half(kernel), to=1))
         codes, scale = _codes(kernel, axis=0)
+        codes = codes.view(np.uint8) ^ np.uint8(128)  # from 1 to 255: signed ones overflow on processors without VNNI
         rows = self("Reshape", x, np.array([-1, len(kernel)]))
         step = self("Max", self("Mul", self("ReduceMax", self("Abs", rows), axes=[1], keepdims=0), 1 / 127), 1e-30)
         zeros = self("Expand", np.array([128], np.uint8), self("Shape", step))
-        sums = self("MatMulInteger", self("QuantizeLinear", rows, step, zeros, axis=0), codes, np.uint8(128))
+        sums = self("MatMulInteger", self("QuantizeLinear", rows, step, zeros, axis=0), codes, np.uint8(128), np.uint8(128))
         y = self("Mul", self("Mul", self("Cast", sums, to=1), self("Unsqueeze", step, np.array([1]))), scale[0])
         return self("Reshape", y, self("Concat", self("Shape", "input_ids"), np.array([kernel.shape[1]]), axis=0))
 
