@@ -98,6 +98,6 @@ def _records(folder: Path) -> list[Reader]:
             "a.yaml",
             TABLE,
             lambda path: plain(read_yaml(path)),
-            lambda path: plain(yaml.safe_load(naive_text(path))),
+            lambda path: plain(yaml.load(naive_text(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))),
         ),
     ]

@@ -161,7 +161,10 @@ def _naive_gin(path: Path) -> Any:
     """The bindings of a file, read as assignments of Python's in which references are texts."""
     source = re.sub(r"([@%][\w./]+(\(\))?)", r"Reference('\1')", "\n".join(line.lstrip() for line in naive_lines(path)))
     source = re.sub(
-        r"^([\w./]+)[ \t]*=", r"_['\1'] =", re.sub(r"^include\s(.*)", r"_['include'] = (\1)", source, flags=re.M), flags=re.M
+        r"^([\w./]+)[ \t]*=",
+        r"_['\1'] =",
+        re.sub(r"^include(?=[\s'\"])(.*)", r"_['include'] = (\1)", source, flags=re.M),
+        flags=re.M,
     )
     found: dict[str, Any] = {}
     for statement in ast.parse(source).body:

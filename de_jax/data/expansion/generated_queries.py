@@ -96,7 +96,12 @@ def read_plan(folder: str | Path) -> dict[str, Any]:
 def read_expansion(path: str | Path) -> Iterator[DocQueries]:
     """The documents of an expansion, a folder or a single file, in its order."""
     path = Path(path)
-    return _iter_json([path / name for name in EXPANSION.open(path)["parts"]] if path.is_dir() else [path])
+    if not path.is_dir():
+        return _iter_json([path])
+    parts = EXPANSION.open(path)["parts"]
+    if unlisted := {part.name for part in path.glob("part-*")} - parts.keys():
+        raise InputError(f"{path / EXPANSION.file} leaves out {min(unlisted)}, which lies beside it; {EXPANSION.mend}.")
+    return _iter_json([path / name for name in parts])
 
 
 def fingerprint(path: str | Path) -> str:
