@@ -99,7 +99,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb", "jax")),
     "de_jax.gin_settings": Rule(("types", "settings", "files"), ("gin",)),
-    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings")),
+    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
@@ -270,7 +270,7 @@ def test_the_checker_objects(module, source, expected):
         ("de_jax.data.text.tokenizing", "import json\ndef f():\n    if True:\n        import sentencepiece"),
         ("de_jax.data.text.tokenizing", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tokenizers"),
         ("de_jax.training.run.fit", "from de_jax.training.step.train_step import TrainStep"),
-        ("de_jax.configurables", "from de_jax import gin_settings, recipe"),
+        ("de_jax.configurables", "import gin\nfrom de_jax import gin_settings, recipe"),
     ],
 )
 def test_the_checker_accepts(module, source):
