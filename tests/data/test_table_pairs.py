@@ -222,6 +222,22 @@ def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, 
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 
 
+def test_queries_that_would_not_be_scored_are_trained_on(vocabulary, tmp_path):
+    rows = [{"query": f"apple {i}", "doc": f"pear {i}", "negative": f"plum {i % 7}"} for i in range(200)]
+    read = functools.partial(opened, rows, vocabulary, tmp_path, batch_size=2, dev_fraction=0.25)
+    whole, few = (read(dev_max_queries=most) for most in (1000, 10))
+    assert len(few.dev.qrels) == 10
+    assert few.dev.qrels.items() <= whole.dev.qrels.items()
+    for data in (whole, few):
+        asked = {data.texts.query_store.ids[row] for row in data.texts.pairs[:, 0]}
+        assert asked | data.dev.qrels.keys() == {text_id(row["query"]) for row in rows}
+        assert not asked & data.dev.qrels.keys()
+        kept = [row for row in rows if text_id(row["query"]) in asked]
+        order = [data.texts.query_store.ids[row] for row in data.texts.pairs[:, 0]]
+        assert order == [text_id(row["query"]) for row in kept]
+        assert [data.texts.doc_store.ids[row] for (row,) in data.texts.neg_docs] == [text_id(row["negative"]) for row in kept]
+
+
 def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabulary, tmp_path):
     def drawn(query):  # a quarter of them
         return table_store.digest(query)[0] < 64

@@ -56,6 +56,16 @@ def test_towers_are_compared_on_dev_queries_wherever_there_is_a_dev_split(folder
     assert queries_for_both(folder, dev_split="test") == set(tiny_run.QRELS["test"])
 
 
+def test_queries_of_a_folder_that_would_not_be_scored_are_trained_on(folder):
+    qrels = {"q0": {"d0": 1}, "q2": {"d2": 1}, "d3": {"d6": 1}}
+    beir.write(folder / "data", tiny_run.DOCS, tiny_run.QUERIES, {"train": qrels})
+    settings = {"dataset_dir": str(folder / "data"), "tokenizer": str(folder / "spiece.model"), "cache_dir": str(folder / "cache")}
+    data = flat(beir_pairs)(**settings, batch_size=1, dev_fraction=0.999, dev_max_queries=1)
+    asked = {data.query_ids[row] for row in data.texts.pairs[:, 0]}
+    assert len(data.dev.qrels) == 1
+    assert asked == qrels.keys() - data.dev.qrels.keys()
+
+
 @pytest.mark.parametrize("prompts", [{}, {"query_prompt": "the: ", "doc_prompt": "of: "}])
 def test_towers_are_compared_on_the_queries_of_a_table_too(folder, prompts):
     texts = [text for _, text in tiny_run.QUERIES]

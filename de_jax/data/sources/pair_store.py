@@ -16,6 +16,7 @@ import copy
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +112,7 @@ class Tables(NamedTuple):
     train: Table
     dev: Table | None = None
     dev_fraction: float = 0.0  # the share of the queries of `train` whose pairs score checkpoints instead, by their hash
+    dev_most: int = sys.maxsize  # such queries at most
 
 
 @checked
@@ -140,8 +142,8 @@ def table_pairs(
         split: of a `datasets` folder or a name of the hub; `options.dev_split` is the split that scores checkpoints.
         subset: of a name of the hub that has several.
         dev_path: a table that scores checkpoints; its documents are searched among those of both.
-        dev_fraction: if no other table does, the share of the queries whose pairs score checkpoints and are not trained on. A
-            query is among them or not by its text, whatever the table.
+        dev_fraction: if no other table does, the share of the queries, at most `options.dev_max_queries`, whose pairs score
+            checkpoints and are not trained on, by a hash of their texts.
         skip_bad_rows: count rows that cannot be used on stderr instead of refusing them.
         options: how the pairs become batches; `tokenizer` must be set.
         share: what this process makes of them.
@@ -156,6 +158,7 @@ def table_pairs(
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
     tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
+    tables = tables._replace(dev_most=options.dev_max_queries)
     made_from = fingerprint_of(tables, tokenizers)
     cache_dir = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
     folder = cache_dir / f"{_stem(path)}-{made_from[:16]}"
@@ -187,7 +190,7 @@ def fingerprint_of(tables: Tables, tokenizers: Mapping[str, Tokenizer]) -> str:
     contents = [table_files.fingerprint(one) for one in (tables.train, tables.dev) if one]
     prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
     settings = [sorted(tables.train.columns.items()), tables.train.skip_bad_rows]
-    described = [PAIR_STORE.format, _READ_AS, *contents, prints, settings, tables.dev_fraction]
+    described = [PAIR_STORE.format, _READ_AS, *contents, prints, settings, tables.dev_fraction, tables.dev_most]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

@@ -19,6 +19,7 @@ from de_jax.data.negatives.mined_pairs import rectangle
 from de_jax.data.sources import pair_store
 from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
+from de_jax.data.sources.training_set import hash_of
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example, Reading
@@ -63,6 +64,7 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
     """The arrays of a folder of pairs, and the judgements that score checkpoints; texts are written meanwhile."""
     pairs, mined, scores = [np.zeros((0, 2), np.int32)], [np.zeros((0, 0), np.int32)], [np.zeros((0, 1), np.float32)]
     dev_qrels: beir.Qrels = {}
+    dev_rows: dict[str, int] = {}
     for chunk in chunks(tables, read):
         queries = texts["query"].add([one.query for one, _ in chunk])
         docs = iter(texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)]).tolist())
@@ -71,9 +73,10 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
         scored: list[list[float]] = []
         for query, (one, split) in zip(queries.tolist(), chunk, strict=True):
             own, others = (list(itertools.islice(docs, len(some))) for some in (one.docs, one.neg_docs))
-            if split == "dev":
-                if one.docs:
-                    dev_qrels.setdefault(text_id(one.query), {}).update({text_id(doc): 1 for doc in one.docs})
+            if split == "dev" and one.docs:
+                dev_qrels.setdefault(text_id(one.query), {}).update({text_id(doc): 1 for doc in one.docs})
+                dev_rows[text_id(one.query)] = query
+            if split == "dev" and tables.dev:
                 continue
             for doc, score in zip(own, one.doc_scores, strict=True):
                 rows.append((query, doc))
@@ -82,18 +85,21 @@ def _pairs(tables: Tables, read: list[Reading], texts: Mapping[str, _Texts]) -> 
         pairs.append(np.array(rows, np.int32).reshape(-1, 2))
         mined.append(rectangle(negatives, PADDING_ID, np.int32))
         scores.append(rectangle(scored, np.nan, np.float32))
-    arrays = {"pairs": np.concatenate(pairs)}
-    if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
-        arrays["neg_docs"] = negative_rows
-    if any(not np.isnan(some).all() for some in scores):
-        arrays["scores"] = found = side_by_side(scores, np.nan)
-        if negative_rows.shape[1] and not np.isfinite(found[:, :1] + found[:, 1:]).any():
+    held_out = [] if tables.dev else sorted(dev_qrels, key=hash_of)[: tables.dev_most]
+    whole = np.concatenate(pairs)
+    is_trained = ~np.isin(whole[:, 0], [dev_rows[one] for one in held_out])
+    arrays, negative_rows = {"pairs": whole[is_trained]}, side_by_side(mined, PADDING_ID)[is_trained]
+    if width := int((negative_rows >= 0).any(axis=0).sum()):
+        arrays["neg_docs"] = negative_rows = negative_rows[:, :width]
+    if not np.isnan(found := side_by_side(scores, np.nan)[is_trained, : 1 + width]).all():
+        arrays["scores"] = found
+        if width and not np.isfinite(found[:, :1] + found[:, 1:]).any():
             warnings.warn(
                 f"{tables.train.name} scores no document together with a negative of its row, so kl_distillation and "
                 "margin_mse have nothing to compare in it.",
                 stacklevel=2,
             )
-    return arrays, dev_qrels
+    return arrays, dev_qrels if tables.dev else {one: dev_qrels[one] for one in held_out}
 
 
 def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> Iterator[list[tuple[Example, str]]]:

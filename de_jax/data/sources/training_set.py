@@ -157,8 +157,8 @@ def beir_pairs(
     Args:
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         split: whose judgements are the training pairs.
-        dev_fraction: without `options.dev_split` and a dev split of the folder's own, the share of the split's queries that score
-            checkpoints and are not trained on; a query is among them or not by its id.
+        dev_fraction: without `options.dev_split` and a dev split of the folder's own, the share of the split's queries, at most
+            `options.dev_max_queries`, that score checkpoints and are not trained on, by a hash of their ids.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
         options: how the pairs become batches; `tokenizer` must be set. Queries for both towers are of `dev_split`, else of the
             folder's dev split, else of the training split.
@@ -178,7 +178,8 @@ def beir_pairs(
         dev_split = beir.dev_split(dataset_dir)
     dev_qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
     if dev_qrels is None and dev_fraction:
-        held_out = {query_id for query_id in qrels if int(_hash(query_id)[:12], 16) < dev_fraction * 2**48}
+        drawn = (query_id for query_id in qrels if int(hash_of(query_id)[:12], 16) < dev_fraction * 2**48)
+        held_out = set(sorted(drawn, key=hash_of)[: options.dev_max_queries])
         dev_qrels = {query_id: qrels[query_id] for query_id in held_out} or None
         qrels = {query_id: docs for query_id, docs in qrels.items() if query_id not in held_out}
     rows = qrel_pairs(qrels, *stores)
@@ -339,7 +340,7 @@ def queries_for_both(
     asked: Iterable[str], number: int, queries: TokenStore, for_doc_tower: Callable[[np.ndarray], TokenStore]
 ) -> QueriesForBoth:
     """A fixed random sample of queries by their ids; `for_doc_tower` gives the queries of these rows by its tokenizer."""
-    sampled = sorted(asked, key=_hash)[:number]
+    sampled = sorted(asked, key=hash_of)[:number]
     rows = np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64)
     return QueriesForBoth(queries, for_doc_tower(rows), rows)
 
@@ -407,7 +408,7 @@ def dev_set(
     Empty texts that the stores left out count as not found. Judgements that are dropped for identical ids are counted on stderr.
     """
     # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
-    sampled = sorted(qrels, key=_hash)[:max_queries]
+    sampled = sorted(qrels, key=hash_of)[:max_queries]
     qrels = {query_id: qrels[query_id] for query_id in sampled}
     pairs = qrel_pairs(qrels, queries, docs, use="score on the dev split")
     relevant = np.unique(pairs[:, 1]).astype(np.int64)
@@ -421,5 +422,5 @@ def dev_set(
     return DevSet(queries, query_rows, docs, doc_rows, qrels, not keep_identical_ids)
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
