@@ -17,7 +17,7 @@ import numpy as np
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
 from de_jax.data.text.fields import field_of
-from de_jax.model import load
+from de_jax.model import Model, load
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.settings import PositiveInt, Seed, checked
 from de_jax.types import InputError
@@ -69,7 +69,7 @@ def pairs_of(
     path: str | Path,
     *,
     generated: str | Path | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | Path | Model | None = None,
     last_rank: PositiveInt = 3,
     seed: Seed = 0,
 ) -> list[dict[str, str]]:
@@ -99,7 +99,7 @@ def pairs_of(
     found = BM25Index(texts, [one.doc_id for one in docs]).search(queries, depth).doc_rows
     is_kept = (found == np.array(rows)[:, None]).any(axis=1) if made else np.zeros(0, bool)
     if teacher is not None and is_kept.any():
-        model = load(teacher)
+        model = teacher if isinstance(teacher, Model) else load(teacher)
         index = model.index(model.encode_document(texts))
         kept = np.flatnonzero(is_kept)
         hits = index.search(model.encode_query([queries[place] for place in kept]), depth)

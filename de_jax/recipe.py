@@ -43,7 +43,7 @@ READERS = {
     "num_neg_docs": ("neg_docs", 'in_batch_softmax (not with directions="doc_to_query") or ance', "set it to 0"),
     "num_neg_queries": ("neg_queries", 'dance, or in_batch_softmax with directions="both"', "set it to 0"),
     "teacher_scores": ("scores", "kl_distillation, margin_mse, relevance_weighted, cosent or angle", "leave it out"),
-    "guide_dir": ("guide", "guided", "leave it out"),
+    "guide_dir": ("guide", 'guided, or kl_distillation with teacher="guide",', "leave it out"),
 }
 """By the setting of `PairsOptions` that brings it to a batch: its field in `Embeddings`, losses that read it, how to go without."""
 

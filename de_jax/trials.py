@@ -28,7 +28,7 @@ from de_jax.scoring import evaluate
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
-from de_jax.tuning import data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of
+from de_jax.tuning import TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of, taught
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -42,6 +42,11 @@ ARMS: tuple[dict[str, Any], ...] = (
     {"learning_rate": 5e-5, "negatives": "mined", "temperature": 0.02},
 )
 """Settings of the trials, the most promising first: rates, losses, temperatures, hard negatives and adapters."""
+ARMS_OF_TEACHER: tuple[dict[str, Any], ...] = (
+    {"learning_rate": 2e-5, "has_teacher": True},
+    {"learning_rate": 5e-5, "has_teacher": True},
+)
+"""First, where there is a teacher."""
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
 MOST_EPOCHS = 4
@@ -67,6 +72,7 @@ def tune(
     run_dir: str | Path,
     minutes: PositiveFloat = 60,
     trials: PositiveInt = 8,
+    teacher: str | Path | Model | None = None,
     forgetting: Sequence[LocalPath] = (),
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
@@ -87,30 +93,32 @@ def tune(
             without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
         minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
-        trials: how many settings are tried, at most 8.
+        trials: how many settings are tried, at most 8, with a teacher 10.
+        teacher: as of `fine_tune`; some trials learn from it.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.
         dev_fraction: share of the queries that is held out; half of them choose, half judge.
 
     Raises:
         InputError: as of `fine_tune`, or too few held-out queries.
     """
-    if trials > len(ARMS):
-        raise InputError(f"trials is {trials}, but there are {len(ARMS)} settings to try; give 1 to {len(ARMS)}.")
+    arms = (*ARMS_OF_TEACHER, *ARMS) if teacher else ARMS
+    if trials > len(arms):
+        raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
     folder, source = Path(addresses.local(run_dir)), source_of(model)
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
-        trained = fine_tune(source, pairs, run_dir=folder / "model", seed=seed, **given)
+        trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
     command.keep_compiled()  # for trials that differ in numbers alone
-    data = data_of(pairs, columns, dev_fraction, questions)
+    data = data_of(pairs, columns, dev_fraction, questions, teacher)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     dev = data(options=options, share=Share()).dev
     _check_enough(dev.qrels if dev else ())
     assert dev is not None
-    trial = functools.partial(_trial, source, data, options)
-    sizes = {"batch_size": options.batch_size, "num_pairs": num_pairs}
-    plan = _plan(folder, trial, minutes=minutes, trials=trials, **sizes)
+    with_teacher = taught(options, source_of(teacher), data, folder / TEACHER_DIR) if teacher else options
+    trial = functools.partial(_trial, source, data, (options, with_teacher))
+    plan = _plan(folder, trial, minutes=minutes, arms=arms[:trials], batch_size=options.batch_size, num_pairs=num_pairs)
     scored = _trials(folder, trial, plan)
     best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(scored[name]["after"])[0]))
     between = _between(load(source), load(folder / "trials" / best))
@@ -129,17 +137,22 @@ def _check_enough(query_ids: Collection[str]) -> None:
 
 
 def _trial(
-    source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
+    source: str,
+    data: Callable[..., TrainingSet],
+    options: Sequence[PairsOptions],
+    run_dir: Path,
+    arm: Mapping[str, Any],
+    steps: int,
 ) -> None:
     """Trains one arm; the same call continues after a stop."""
-    of_loss = {name: arm[name] for name in ("loss", "temperature") if name in arm}
+    of_loss = {name: arm[name] for name in ("loss", "temperature", "has_teacher") if name in arm}
     rest = {name: value for name, value in arm.items() if name not in of_loss}
-    recipe = recipe_of(source, data, options, num_steps=steps, loss=loss_of(**of_loss), **rest)
+    recipe = recipe_of(source, data, options["has_teacher" in arm], num_steps=steps, loss=loss_of(**of_loss), **rest)
     train(dataclasses.replace(recipe, logging=dataclasses.replace(recipe.logging, evaluate_start=False)), run_dir)
 
 
 def _plan(
-    folder: Path, trial: Callable[..., None], *, minutes: float, trials: int, batch_size: int, num_pairs: int
+    folder: Path, trial: Callable[..., None], *, minutes: float, arms: Sequence[dict[str, Any]], batch_size: int, num_pairs: int
 ) -> dict[str, Any]:
     """The arms and the updates of a trial in each round; written before the first trial, and kept."""
     path = folder / PLAN_FILE
@@ -147,11 +160,11 @@ def _plan(
         trial(folder / "probe", ARMS[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
         pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
-        rounds = (trials - 1).bit_length() + 1
+        rounds = (len(arms) - 1).bit_length() + 1
         in_all = 60 * minutes * pairs_per_second / batch_size
         most = MOST_EPOCHS * num_pairs / batch_size
-        first = max(1, int(min(in_all / (rounds * trials), most / 2 ** (rounds - 1))))
-        outputs.write_json(path, {"arms": list(ARMS[:trials]), "steps": [first * 2**place for place in range(rounds)]})
+        first = max(1, int(min(in_all / (rounds * len(arms)), most / 2 ** (rounds - 1))))
+        outputs.write_json(path, {"arms": list(arms), "steps": [first * 2**place for place in range(rounds)]})
     plan: dict[str, Any] = reading.read_json(path, Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt)}))
     return plan
 

@@ -26,12 +26,14 @@ from de_jax.data.text.table_rows import Reading
 from de_jax.files import addresses
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
+from de_jax.mining import guide
 from de_jax.mining.miner import Miner
 from de_jax.model import Model, load
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
+from de_jax.training.mesh import sharding
 from de_jax.training.optim.optimizer import linear
 from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, LossFn
@@ -42,6 +44,7 @@ LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 MINED_TIMES = 4
 """How often hard negatives are mined during a run."""
 SAVE_EVERY_STEPS = 200
+TEACHER_DIR = "teacher"
 FEWEST_QUESTIONS = 10
 
 
@@ -54,6 +57,7 @@ def fine_tune(
     loss: Literal["in_batch_softmax", "samtone", "pair"] | LossFn = "in_batch_softmax",
     negatives: Literal["mined"] | None = None,
     adapters: Literal["lora"] | None = None,
+    teacher: str | Path | Model | None = None,
     epochs: PositiveFloat = 1,
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
@@ -77,6 +81,8 @@ def fine_tune(
         negatives: "mined" searches the documents for hard negatives before the first update and three more times; None has
             those of the batch and of the table alone.
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
+        teacher: a better model, whose similarities of a query and the batch's documents are learned beside the pairs; see
+            `kl_distillation`. Of documents alone, it also has to find a query's document.
         epochs: passes over the pairs.
         num_steps: updates, in place of `epochs`.
         batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches, as a multiple of the
@@ -97,14 +103,16 @@ def fine_tune(
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
     local, source = addresses.local(run_dir), source_of(model)
-    data = data_of(pairs, columns, dev_fraction, questions)
+    data = data_of(pairs, columns, dev_fraction, questions, teacher)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    if teacher:
+        options = taught(options, source_of(teacher), data, local / TEACHER_DIR)
     recipe = recipe_of(
         source,
         data,
         options,
-        loss=loss_of(loss, temperature) if isinstance(loss, str) else loss,
+        loss=loss_of(loss, temperature, has_teacher=bool(teacher)),
         num_steps=num_steps or max(1, round(epochs * num_pairs / options.batch_size)),
         learning_rate=learning_rate or (2e-4 if adapters else 2e-5),
         negatives=negatives,
@@ -114,9 +122,25 @@ def fine_tune(
     return load(local)
 
 
-def loss_of(loss: str = "in_batch_softmax", temperature: float = 0.05) -> LossFn:
-    """A loss by its name."""
-    return functools.partial(BY_NAME[loss], temperature=temperature)
+def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, *, has_teacher: bool = False) -> LossFn:
+    """A loss by its name, and a teacher's beside it."""
+    found = functools.partial(BY_NAME[loss], temperature=temperature) if isinstance(loss, str) else loss
+    if not has_teacher:
+        return found
+    settings: dict[str, Any] = {"teacher": "guide", "temperature": temperature, "teacher_temperature": temperature}
+    return functools.partial(losses.combined, losses=(found, functools.partial(losses.kl_distillation, **settings)))
+
+
+def taught(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> PairsOptions:
+    """The options with a teacher's embeddings of all texts, which are made once."""
+    read = options_of(teacher, max_query_length=None, max_doc_length=None)
+    ours, its = (data(options=dataclasses.replace(one, batch_size=1), share=Share()).texts for one in (options, read))
+    assert ours is not None  # only streams have none
+    assert its is not None
+    hashes = {"queries": ours.query_store.content_hash, "docs": ours.doc_store.content_hash}
+    texts = guide.Texts({"queries": its.query_store, "docs": its.doc_store}, hashes)
+    guide.write(folder, any_model.open_model(teacher, dtype=sharding.fast_dtype()), teacher, texts)
+    return dataclasses.replace(options, guide_dir=str(folder))
 
 
 def recipe_of(
@@ -191,30 +215,37 @@ def source_of(model: str | Path | Model) -> str:
 
 
 def data_of(
-    pairs: str | Path | Rows, columns: Mapping[str, str] | None, dev_fraction: float, questions: str | Path | None = None
+    pairs: str | Path | Rows,
+    columns: Mapping[str, str] | None,
+    dev_fraction: float,
+    questions: str | Path | None = None,
+    teacher: str | Path | Model | None = None,
 ) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
     questions = str(questions or "")
     if questions and sum(bool(one.docs) for one in Reading(Table(questions)).examples()) < FEWEST_QUESTIONS:
         raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
-    if isinstance(pairs, str | Path) and documents.is_alone(addresses.local(pairs)):
-        return functools.partial(table_pairs, documents.pairs_of(addresses.local(pairs)), dev_path=questions)
-    if questions:
-        return functools.partial(table_pairs, str(pairs) if isinstance(pairs, Path) else pairs, columns=columns, dev_path=questions)
-    if isinstance(pairs, str | Path):
-        folder = Path(addresses.local(pairs))
-        if not (folder / "qrels").is_dir():
-            return functools.partial(table_pairs, str(pairs), columns=columns, dev_fraction=dev_fraction)
-        if columns:
-            raise InputError(f"columns is {columns!r}, but {pairs} is a BEIR folder, whose columns have names; leave it out.")
-        return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction)
-    if isinstance(pairs, list | tuple) and pairs and isinstance(pairs[0], list | tuple):
-        if (wrong := next((place for place, row in enumerate(pairs) if len(row) != 2), None)) is not None:
-            raise InputError(
-                f"row {wrong} of pairs has {len(pairs[wrong])} texts; give (query, document), or rows as dictionaries."
-            )
-        pairs = [{"query": query, "doc": doc} for query, doc in pairs]
-    return functools.partial(table_pairs, pairs, columns=columns, dev_fraction=dev_fraction)
+    judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
+    if not isinstance(pairs, str | Path):
+        return functools.partial(table_pairs, _as_rows(pairs), columns=columns, **judged)
+    folder = Path(addresses.local(pairs))
+    if documents.is_alone(folder):
+        return functools.partial(table_pairs, documents.pairs_of(folder, teacher=teacher), dev_path=questions)
+    if not (folder / "qrels").is_dir():
+        return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
+    for name, given in (("columns", columns), ("questions", questions)):
+        if given:
+            raise InputError(f"{name} is {given!r}, but {pairs} is a BEIR folder, which says this itself; leave it out.")
+    return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction)
+
+
+def _as_rows(pairs: Rows) -> Rows:
+    """Rows as they are, or dictionaries of (query, document)."""
+    if not (isinstance(pairs, list | tuple) and pairs and isinstance(pairs[0], list | tuple)):
+        return pairs
+    if (wrong := next((place for place, row in enumerate(pairs) if len(row) != 2), None)) is not None:
+        raise InputError(f"row {wrong} of pairs has {len(pairs[wrong])} texts; give (query, document), or rows as dictionaries.")
+    return [{"query": query, "doc": doc} for query, doc in pairs]
 
 
 def _needed(store: TokenStore, rows: np.ndarray, most: int) -> int:

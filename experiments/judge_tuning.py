@@ -190,7 +190,7 @@ def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
         per_device_train_batch_size=BATCH_SIZE,
         learning_rate=2e-5,
         warmup_steps=len(rows) // BATCH_SIZE // 10,
-        bf16=True,
+        bf16=torch.cuda.is_available(),  # most CPUs would emulate it
         batch_sampler=BatchSamplers.NO_DUPLICATES,
         seed=seed,
         save_strategy="no",

@@ -266,31 +266,40 @@ def dance(e, *, dual_weight=0.1, temperature=0.01, mask_duplicates=True):
     return ance(e, temperature=temperature, mask_duplicates=mask_duplicates) + dual_weight * mean(losses)
 
 
-def candidates(e, i, temperature):
+def candidates(e, i, temperature, teacher="scores"):
     """(student's scaled score, teacher's score) of row i's document and of its negatives; None where the teacher says nothing."""
+    if teacher == "guide":
+        docs = [(e.doc[j], e.guide.doc[j]) for j in [i, *(j for j in real_rows(e) if j != i)]]
+        docs += [
+            (doc, e.guide.neg_docs[j][n])
+            for j in real_rows(e)
+            for n, doc in enumerate(e.neg_docs[j] if e.neg_docs else ())
+            if e.neg_doc_ids is None or e.neg_doc_ids[j][n] != PADDING
+        ]
+        return [(score(e.query[i], own) / temperature, score(e.guide.query[i], of_guide)) for own, of_guide in docs]
     vectors, there = [e.doc[i], *e.neg_docs[i]], [True, *(n != PADDING for n in e.neg_doc_ids[i])]
     scored = zip(vectors, there, e.scores[i], strict=True)
     return [(score(e.query[i], v) / temperature, t) if is_there and t == t else None for v, is_there, t in scored]
 
 
-def margin_mse(e, *, temperature=1.0):
+def margin_mse(e, *, temperature=1.0, teacher="scores"):
     errors = []
     for i in real_rows(e):
-        positive, *negatives = candidates(e, i, temperature)
+        positive, *negatives = candidates(e, i, temperature, teacher)
         for negative in negatives:
             if positive and negative:
                 errors.append(((positive[0] - negative[0]) - (positive[1] - negative[1])) ** 2)
     return mean(errors)
 
 
-def kl_distillation(e, *, temperature=1.0, teacher_temperature=1.0):
+def kl_distillation(e, *, temperature=1.0, teacher_temperature=1.0, teacher="scores"):
     losses = []
     for i in real_rows(e):
-        known = [one for one in candidates(e, i, temperature) if one]
+        known = [one for one in candidates(e, i, temperature, teacher) if one]
         if len(known) < 2:
             continue
-        student, teacher = [s for s, _ in known], [t / teacher_temperature for _, t in known]
-        log_s, log_t = ([x - log_sum_exp(logits) for x in logits] for logits in (student, teacher))
+        scaled = [s for s, _ in known], [t / teacher_temperature for _, t in known]
+        log_s, log_t = ([x - log_sum_exp(logits) for x in logits] for logits in scaled)
         losses.append(sum(math.exp(t) * (t - s) for s, t in zip(log_s, log_t, strict=True)))
     return mean(losses)
 

@@ -178,6 +178,30 @@ def test_the_smallest_visible_difference_is_seen_in_four_of_five_samples():
     assert 0.76 < np.mean(seen) < 0.84
 
 
+@pytest.fixture(scope="module")
+def teacher(tuned):
+    return tuned[1] / "run"
+
+
+BESIDE = {"alone": {}, "mined": {"negatives": "mined"}, "lora": {"loss": "samtone", "adapters": "lora"}}
+
+
+@pytest.mark.parametrize("beside", often(BESIDE, "mined"))
+def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path):
+    more = BESIDE[beside]
+    pairs = random.Random(1).sample(PAIRS, 40)
+    sizes = {**FAST, "questions": tmp_path / "asked.csv", "seed": 3}
+    with open(tmp_path / "asked.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *PAIRS[::3]])
+    model = de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=teacher, **sizes, **more)
+    assert model.scores["after"] > model.scores["before"]
+    logged = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    divergence = [line["kl_distillation/loss"] for line in logged if "kl_distillation/loss" in line]
+    assert divergence[-1] < divergence[0]
+    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
+        de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=de_jax.load(teacher), **sizes, **more)
+
+
 def tuned_by(start, rows, run_dir, monkeypatch):
     monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
     sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}

@@ -7,20 +7,6 @@ from de_jax.losses.mined import ance, dance, sampled_softmax
 from de_jax.losses.pair_loss import global_orthogonal, pair
 
 __all__ = [
-    "ance",
-    "angle",
-    "combined",
-    "cosent",
-    "dance",
-    "global_orthogonal",
-    "guided",
-    "in_batch_softmax",
-    "kl_distillation",
-    "margin_mse",
-    "matryoshka",
-    "nce",
-    "pair",
-    "relevance_weighted",
-    "sampled_softmax",
-    "samtone",
-]
+    "ance", "angle", "combined", "cosent", "dance", "global_orthogonal", "guided", "in_batch_softmax", "kl_distillation",
+    "margin_mse", "matryoshka", "nce", "pair", "relevance_weighted", "sampled_softmax", "samtone",
+]  # fmt: skip

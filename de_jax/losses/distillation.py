@@ -1,6 +1,7 @@
 """Losses that learn from a teacher's scores, or from grades such as labelled similarities.
 
-`scores` [B, 1 + N] are of a row's document and of the negatives mined for that row.
+`scores` [B, 1 + N] are of a row's document and of the negatives mined for that row. With teacher="guide" they are the cosines of a
+guide, of a query and each document of the batch.
 
 A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
 `de-jax score pairs` writes such scores.
@@ -21,17 +22,23 @@ from de_jax.losses.scores import on_any_mesh
 from de_jax.settings import PositiveFloat, PositiveInt
 from de_jax.types import Embeddings, InputError, Metrics
 
+Teacher = Literal["scores", "guide"]
+"""Whether a teacher has scored each row's own candidates, or embedded all texts."""
+
 
 class _Candidates(NamedTuple):
-    """A row's document and the negatives mined for it; float32."""
+    """A row's document and its negatives, K of them; float32."""
 
-    student: Array  # [B, 1 + N] unscaled scores
-    teacher: Array  # [B, 1 + N]; 0 where not known
-    is_known: Array  # [B, 1 + N] bool: there is such a document, and the teacher has scored it
+    student: Array  # [B, 1 + K] unscaled scores
+    teacher: Array  # [B, 1 + K]; 0 where not known
+    is_known: Array  # [B, 1 + K] bool: there is such a document, and the teacher has scored it
+    is_asked: Array  # [B, 1 + K] bool: the teacher should have scored it
 
 
 @on_any_mesh
-def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tuple[Float[Array, ""], Metrics]:
+def margin_mse(
+    e: Embeddings, *, temperature: PositiveFloat | None = 1.0, teacher: Teacher = "scores"
+) -> tuple[Float[Array, ""], Metrics]:
     """Mean squared error between the student's and the teacher's margins of a document over each of its negatives.
 
     Margin-MSE (Hofstätter et al. 2021), which scores by dot products that are not normalised and has one negative a row. Ours: the
@@ -41,6 +48,7 @@ def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tup
     Args:
         e: `query` and `doc` [B, D]; `neg_docs` [B, N, D]; `scores` [B, 1 + N].
         temperature: tau > 0, the divisor of the student's scores; None takes the one the model learns.
+        teacher: "guide" takes the cosines of `guide` for scores, and all other documents of the batch for negatives.
 
     Returns:
         The mean over the real rows' scored negatives, in squared units of the teacher's scores, and scalars over the candidates
@@ -58,7 +66,7 @@ def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tup
         >>> float(loss), float(metrics["teacher_agreement"])
         (1.0, 1.0)
     """
-    own = _candidates(e, "margin_mse", needs_mined=True)
+    own = _candidates(e, "margin_mse", needs_mined=True, teacher=teacher)
     margins = scores.scale_of(e, temperature) * _margins(own.student)
     is_known = own.is_known[:, :1] & own.is_known[:, 1:]  # [B, N]
     loss = scores.mean_of_real(jnp.square(margins - _margins(own.teacher)), is_known)
@@ -67,18 +75,23 @@ def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tup
 
 @on_any_mesh
 def kl_distillation(
-    e: Embeddings, *, temperature: PositiveFloat | None = 1.0, teacher_temperature: PositiveFloat = 1.0
+    e: Embeddings,
+    *,
+    temperature: PositiveFloat | None = 1.0,
+    teacher_temperature: PositiveFloat = 1.0,
+    teacher: Teacher = "scores",
 ) -> tuple[Float[Array, ""], Metrics]:
     """Kullback-Leibler divergence of the student's softmax over a row's candidates from the teacher's: KL(teacher || student).
 
     Distillation by softened softmaxes (Hinton et al. 2015) over the candidates of one query, as dense retrieval uses it (Lin et al.
-    2020). Ours: no factor temperature^2; a weight of `combined` does the same. In-batch documents take no part, as the teacher has
-    not scored them; `combined` adds a loss that has them.
+    2020). Ours: no factor temperature^2; a weight of `combined` does the same. Where the teacher has scored a row's own candidates,
+    in-batch documents take no part; a guide has embedded these too.
 
     Args:
         e: `query` and `doc` [B, D]; `neg_docs` [B, N, D]; `scores` [B, 1 + N].
         temperature: tau > 0, the divisor of the student's scores; None takes the one the model learns.
         teacher_temperature: > 0, the divisor of the teacher's scores.
+        teacher: as of `margin_mse`.
 
     Returns:
         The mean in nats over the real rows with two or more candidates scored by the teacher, and `margin_mse`'s scalars.
@@ -93,7 +106,7 @@ def kl_distillation(
         >>> round(float(kl_distillation(e)[0]), 3)
         0.09
     """
-    own = _candidates(e, "kl_distillation", needs_mined=True)
+    own = _candidates(e, "kl_distillation", needs_mined=True, teacher=teacher)
     log_student = jax.nn.log_softmax(jnp.where(own.is_known, scores.scale_of(e, temperature) * own.student, EXCLUDED), axis=1)
     log_teacher = jax.nn.log_softmax(jnp.where(own.is_known, own.teacher / teacher_temperature, EXCLUDED), axis=1)
     divergence = jnp.sum(jnp.exp(log_teacher) * (log_teacher - log_student), axis=1, where=own.is_known)
@@ -221,18 +234,36 @@ def _scores_of(e: Embeddings, loss: str) -> Float[Array, "B K"]:
     return jax.lax.stop_gradient(e.scores.astype(jnp.float32))
 
 
-def _candidates(e: Embeddings, loss: str, *, needs_mined: bool = False) -> _Candidates:
+def _by_guide(e: Embeddings, loss: str) -> _Candidates:
+    """A row's document, and all others of the batch, with a guide's cosines."""
+    if e.guide is None or (e.neg_docs is not None and e.guide.neg_docs is None):
+        raise InputError(f"{loss}.teacher is 'guide', but batches lack its embeddings; set PairsOptions.guide_dir.")
+    sets = scores.items(e)
+    docs = {name: sets[name] for name in ("doc", "neg_docs") if name in sets}
+    of_guide = [jnp.reshape(getattr(e.guide, name), (-1, e.guide.query.shape[-1])) for name in docs]
+    sides = (real_vectors(sets["query"]), [*map(real_vectors, docs.values())]), (e.guide.query, of_guide)
+    student, teacher = (jnp.einsum("BD,KD->BK", queries, jnp.concatenate(of_docs), **EXACT) for queries, of_docs in sides)
+    own = jnp.eye(*student.shape, dtype=bool)
+    is_known = sets["query"].ids.is_real[:, None] & jnp.concatenate([one.ids.is_real for one in docs.values()])[None]
+    first = lambda all_docs, others: jnp.concatenate([jnp.diagonal(all_docs)[:, None], others], axis=1)  # noqa: E731
+    is_known = first(is_known, is_known & ~own)
+    return _Candidates(first(student, student), first(teacher, teacher), is_known, is_known)
+
+
+def _candidates(e: Embeddings, loss: str, *, needs_mined: bool = False, teacher: Teacher = "scores") -> _Candidates:
     """A row's document, and its mined negatives if there are any, with their scores."""
-    teacher, sets = _scores_of(e, loss), scores.items(e)
+    if teacher == "guide":
+        return _by_guide(e, loss)
+    found, sets = _scores_of(e, loss), scores.items(e)
     num_mined = e.neg_docs.shape[1] if e.neg_docs is not None else 0
     if needs_mined and not num_mined:
         raise InputError(
             f"{loss} compares a document with negatives mined for its query, but batches come without; name a folder of negatives, "
             "or train on a table of pairs with negatives."
         )
-    if num_mined and teacher.shape[1] != 1 + num_mined:
+    if num_mined and found.shape[1] != 1 + num_mined:
         raise InputError(
-            f"{loss} needs the teacher's scores of all {num_mined} negatives of a row, but it has scored {teacher.shape[1] - 1}; "
+            f"{loss} needs the teacher's scores of all {num_mined} negatives of a row, but it has scored {found.shape[1] - 1}; "
             "what HardNegatives.negative_cache draws has none, so train with mined negatives."
         )
     student, is_there = scores.positive_scores(sets)[:, None], sets["doc"].ids.is_real[:, None]
@@ -241,8 +272,9 @@ def _candidates(e: Embeddings, loss: str, *, needs_mined: bool = False) -> _Cand
         scored = jnp.einsum("BD,BND->BN", real_vectors(sets["query"]), negatives, **EXACT)
         student = jnp.concatenate([student, scored], axis=1)
         is_there = jnp.concatenate([is_there, sets["neg_docs"].ids.is_real.reshape(scored.shape)], axis=1)
-    is_known = is_there & jnp.isfinite(teacher[:, : 1 + num_mined])
-    return _Candidates(student, jnp.where(is_known, teacher[:, : 1 + num_mined], 0.0), is_known)
+    is_known = is_there & jnp.isfinite(found[:, : 1 + num_mined])
+    is_asked = jnp.broadcast_to(masks.is_real_row(e.query_id)[:, None], is_known.shape)
+    return _Candidates(student, jnp.where(is_known, found[:, : 1 + num_mined], 0.0), is_known, is_asked)
 
 
 def _margins(found: Float[Array, "B K"]) -> Float[Array, "B N"]:
@@ -253,14 +285,13 @@ def _margins(found: Float[Array, "B K"]) -> Float[Array, "B N"]:
 def _metrics(e: Embeddings, own: _Candidates) -> Metrics:
     is_known = own.is_known[:, :1] & own.is_known[:, 1:]
     agrees = jnp.sign(_margins(own.student)) == jnp.sign(_margins(own.teacher))
-    is_real = jnp.broadcast_to(masks.is_real_row(e.query_id)[:, None], own.is_known.shape)
     highest = jnp.max(own.student[:, 1:], axis=1, where=is_known, initial=EXCLUDED)
     metrics = {
         "accuracy": scores.mean_of_real((own.student[:, 0] > highest).astype(jnp.float32), is_known.any(axis=1)),
         "positive_score": scores.mean_of_real(own.student[:, 0], own.is_known[:, 0]),
         "negative_score": scores.mean_of_real(own.student[:, 1:], own.is_known[:, 1:]),
         "teacher_agreement": scores.mean_of_real(agrees.astype(jnp.float32), is_known),
-        "teacher_known": scores.mean_of_real(own.is_known.astype(jnp.float32), is_real),
+        "teacher_known": scores.mean_of_real(own.is_known.astype(jnp.float32), own.is_asked),
     }
     return metrics | scores.temperature_metric(e)
 
@@ -269,12 +300,8 @@ def _ordered(
     e: Embeddings, own: _Candidates, similarities: Float[Array, "B K"], temperature: float | None
 ) -> tuple[Float[Array, ""], Metrics]:
     """The loss of similarities that are not in the order of their grades."""
-    scale, is_known, scored, grades = (
-        scores.scale_of(e, temperature),
-        own.is_known.ravel(),
-        similarities.ravel(),
-        own.teacher.ravel(),
-    )
+    scale = scores.scale_of(e, temperature)
+    is_known, scored, grades = (one.ravel() for one in (own.is_known, similarities, own.teacher))
     order = jnp.argsort(jnp.where(is_known, grades, jnp.inf))  # missing ones last, where they weigh nothing
     grades, is_known, logits = grades[order], is_known[order], scale * scored[order]
     higher = jnp.searchsorted(jnp.where(is_known, grades, jnp.inf), grades, side="right")  # [BK] the first pair of a higher grade

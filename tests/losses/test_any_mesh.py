@@ -19,6 +19,7 @@ CASES = {
     "nce": functools.partial(losses.nce, temperature=0.1),
     "dance": functools.partial(losses.dance, temperature=0.1),
     "margin_mse": losses.margin_mse,
+    "kl_guide": functools.partial(losses.kl_distillation, teacher="guide"),
     "angle": losses.angle,
     "global_orthogonal": losses.global_orthogonal,
     "guided": functools.partial(losses.guided, loss=losses.in_batch_softmax),

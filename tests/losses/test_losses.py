@@ -78,6 +78,13 @@ CASES = [
     Case("dance", mined.dance, naive.dance, {"dual_weight": 0.3}),
     Case("margin_mse", without_masks(distillation.margin_mse), without_masks(naive.margin_mse), {}),
     Case("kl", without_masks(distillation.kl_distillation), without_masks(naive.kl_distillation), {"teacher_temperature": 0.7}),
+    Case("margin_mse_guide", without_masks(distillation.margin_mse), without_masks(naive.margin_mse), {"teacher": "guide"}),
+    Case(
+        "kl_guide",
+        without_masks(distillation.kl_distillation),
+        without_masks(naive.kl_distillation),
+        {"teacher_temperature": 0.1, "teacher": "guide"},
+    ),
     Case("weighted", distillation.relevance_weighted, naive.relevance_weighted, {}),
     Case("weighted_sigmoid", distillation.relevance_weighted, naive.relevance_weighted, {"weight": "sigmoid"}),
     Case("cosent", without_masks(distillation.cosent), without_masks(naive.cosent), {}),
@@ -90,8 +97,8 @@ CASES = [
 ]
 BY_NAME = {case.name: case for case in CASES}
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
-DISTINCT += ("margin_mse", "kl", "cosent", "angle")
-OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse", "angle")
+DISTINCT += ("margin_mse", "kl", "kl_guide", "cosent", "angle")
+OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse", "kl_guide", "angle")
 """One of each family; the others have what every loss must have in the soak."""
 
 
