@@ -18,19 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 __all__ = [
-    "Recipe",
-    "documents",
-    "evaluate",
-    "fine_tune",
-    "lighten",
-    "load",
-    "losses",
-    "merge",
-    "optim",
-    "register_encoder",
-    "train",
+    "Recipe", "documents", "evaluate", "fine_tune", "lighten", "load", "losses", "merge", "optim", "register_encoder", "train",
     "tune",
-]
+]  # fmt: skip
 
 _MODULES = {
     "Recipe": "recipe",

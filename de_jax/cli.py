@@ -14,71 +14,38 @@ from de_jax.settings import meant
 from de_jax.types import InputError
 
 GROUPS = {
-    "Start here": {"quickstart": "quickstart", "doctor": "doctor", "completion": "completion"},
-    "Models": {
-        "import model": "models",
-        "export model": "models",
-        "export hub": "models",
-        "verify": "verify",
-    },
+    "Start here": {"quickstart": ["quickstart"], "doctor": ["doctor"], "completion": ["completion"]},
+    "Models": {"models": ["import model", "export model", "export hub"], "verify": ["verify"]},
     "Data": {
-        "import pairs": "data",
-        "import task": "data",
-        "import openqa": "data",
-        "import pydocs": "data",
-        "import negatives": "negatives",
-        "export negatives": "negatives",
+        "data": ["import pairs", "import task", "import openqa", "import pydocs"],
+        "negatives": ["import negatives", "export negatives"],
     },
     "Training": {
-        "fine_tune": "tune",
-        "tune": "tune",
-        "lighten": "tune",
-        "train": "train",
-        "plan": "train",
-        "mine": "train",
-        "mine pairs": "negatives",
-        "score pairs": "encode",
-        "encode guide": "encode",
-        "doc2query train": "doc2query",
-        "doc2query generate": "doc2query",
-        "doc2query import": "doc2query",
+        "tune": ["fine_tune", "tune", "lighten"],
+        "train": ["train", "plan", "mine"],
+        "negatives": ["mine pairs"],
+        "encode": ["score pairs", "encode guide"],
+        "doc2query": ["doc2query train", "doc2query generate", "doc2query import"],
     },
-    "Search": {"encode corpus": "encode", "search": "search", "demo": "search", "serve": "serve", "export index": "search"},
+    "Search": {"encode": ["encode corpus"], "search": ["search", "demo", "export index"], "serve": ["serve"]},
     "Evaluation": {
-        "evaluate beir": "evaluate",
-        "evaluate nanobeir": "evaluate",
-        "evaluate msmarco": "evaluate",
-        "evaluate trec": "evaluate",
-        "evaluate sentences": "evaluate",
-        "evaluate openqa": "evaluate",
-        "evaluate pairs": "evaluate",
-        "compare runs": "compare",
-        "compare latency": "compare",
+        "evaluate": [f"evaluate {one}" for one in ("beir", "nanobeir", "msmarco", "trec", "sentences", "openqa", "pairs")],
+        "compare": ["compare runs", "compare latency"],
     },
-    "Analysis": {"analyse data": "analyse", "analyse run": "analyse"},
+    "Analysis": {"analyse": ["analyse data", "analyse run"]},
 }
-"""The verbs as `--help` shows them: {group: {verb: module in tools}}; the function has the verb's name, with _ for the space."""
-VERBS = {verb: module for group in GROUPS.values() for verb, module in group.items()}
+"""The verbs as `--help` shows them: {group: {module in tools: verbs}}; the function has the verb's name, with _ for the space."""
+VERBS = {verb: module for group in GROUPS.values() for module, verbs in group.items() for verb in verbs}
 ALIASES = {
-    **{name.replace(" ", "_"): name for name in VERBS if " " in name and name.split()[0] in ("analyse", "compare", "evaluate")},
+    **{name.replace(" ", "_"): name for name in VERBS if " " in name},
     "build_pydocs": "import pydocs",
-    "encode_corpus": "encode corpus",
-    "encode_guide": "encode guide",
     "export_batches": "import task",
-    "export_index": "export index",
-    "export_model": "export model",
-    "export_negatives": "export negatives",
-    "import_model": "import model",
-    "import_negatives": "import negatives",
-    "import_openqa": "import openqa",
-    "import_pairs": "import pairs",
     "inspect_data": "analyse data",
     "inspect_run": "analyse run",
     "measure_query_latency": "compare latency",
     "mine_negatives": "mine pairs",
     "plan_run": "plan",
     "push_to_hub": "export hub",
-    "score_pairs": "score pairs",
 }
 """Old names, which go after 0.2: {old: new}; the flags are the same."""
 
@@ -155,7 +122,7 @@ def _usage(verbs: Any) -> str:
     """The verbs by group, each with the first sentence of its help."""
     lines = ["usage: de-jax <verb> [<kind>] [--help] ..."]
     for group, known in GROUPS.items():
-        if shown := [name for name in known if name in verbs]:
+        if shown := [name for own in known.values() for name in own if name in verbs]:
             lines += ["", group, *(f"  {name:<20}{command_of(name).summary}" for name in shown)]
     return "\n".join(lines)
 

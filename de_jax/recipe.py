@@ -20,7 +20,7 @@ from de_jax.data.sources.training_set import TrainingSet
 from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.losses.combination import fields_read, parts
-from de_jax.losses.spread import with_spread
+from de_jax.losses.pair_loss import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import ABSENT, PositiveInt, Seed, bound, check_call, check_fields, name_of

@@ -58,13 +58,7 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
 
 
 def check_sizes(
-    recipe: Recipe,
-    mesh: jax.sharding.Mesh,
-    *,
-    batch_size: int,
-    max_query_length: int,
-    max_doc_length: int,
-    has_negatives: bool,
+    recipe: Recipe, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool
 ) -> None:
     """Refuses batches that the devices cannot share, or that teach nothing, and texts without positions."""
     cache = recipe.negatives.negative_cache

@@ -162,9 +162,9 @@ def messages() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """The verbs of `de-jax` by group, each with the first part of its `--help`."""
-    for group, verbs in cli.GROUPS.items():
+    for group, of_module in cli.GROUPS.items():
         yield from ("", f"## {group}", "", "| command | purpose |", "|---|---|")
-        known = {verb: cli.command_of(verb) for verb in verbs}
+        known = {verb: cli.command_of(verb) for verbs in of_module.values() for verb in verbs}
         yield from (f"| [`{verb}`](#{verb.replace(' ', '-')}) | {one.summary} |" for verb, one in known.items())
         for verb, one in known.items():
             yield from ("", f"### {verb}", "", "```text", one.parser.description or "", "```")

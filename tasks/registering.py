@@ -83,12 +83,7 @@ def add_source(
         name,
         source=source,
         output_features=output_features,
-        preprocessors=[
-            *preprocessors,
-            tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
+        preprocessors=[*preprocessors, tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim],
     )
 
 

@@ -7,23 +7,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 1010,
-    "de_jax/data": 8910,
+    "de_jax/data": 8890,
     "de_jax/demo": 590,
     "de_jax/doc2query": 530,
     "de_jax/evaluation": 1540,
     "de_jax/files": 1190,
-    "de_jax/interop": 4710,
-    "de_jax/losses": 1810,
+    "de_jax/interop": 4690,
+    "de_jax/losses": 1800,
     "de_jax/mining": 1210,
-    "de_jax/models": 3810,
+    "de_jax/models": 3800,
     "de_jax/reports": 740,
-    "de_jax/retrieval": 2820,
+    "de_jax/retrieval": 2800,
     "de_jax/training": 5230,
     "tasks": 720,
-    "tools": 2620,
+    "tools": 2610,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5710
+AT_THE_ROOT = 5700
 
 
 def lines(paths):

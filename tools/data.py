@@ -22,11 +22,7 @@ from de_jax.types import InputError
 
 
 @rules(
-    beside={
-        "format=beir": ("model", "tokenizer", "doc_tokenizer"),
-        "dev_table": ("dev_fraction",),
-        "dev_split": ("dev_fraction",),
-    }
+    beside={"format=beir": ("model", "tokenizer", "doc_tokenizer"), "dev_table": ("dev_fraction",), "dev_split": ("dev_fraction",)}
 )
 def import_pairs(
     tables: tuple[LocalPath, ...],
@@ -160,11 +156,7 @@ def import_openqa(
 
 
 def import_pydocs(
-    *,
-    out_dir: LocalPath,
-    max_docs: PositiveInt | None = None,
-    no_packages: bool = False,
-    num_processes: PositiveInt | None = None,
+    *, out_dir: LocalPath, max_docs: PositiveInt | None = None, no_packages: bool = False, num_processes: PositiveInt | None = None
 ) -> dict[str, Any]:
     """Builds a retrieval data set from the docstrings on this machine.
 

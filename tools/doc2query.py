@@ -98,10 +98,7 @@ class Draws(Decoding):
     max_length: PositiveInt = 32
 
 
-@rules(
-    without={"dev_split": ("dev_max_pairs", "evaluate_every_steps", "early_stopping_patience")},
-    beside={"init_from": ("size",)},
-)
+@rules(without={"dev_split": ("dev_max_pairs", "evaluate_every_steps", "early_stopping_patience")}, beside={"init_from": ("size",)})
 @like("de_jax.doc2query.doc_query_pairs.doc_query_pairs")
 def doc2query_train(
     of: NewGenerator,

@@ -68,12 +68,7 @@ def evaluate_beir(
 
 @rules(one_of=[("dataset_dir", "hub_name")])
 def evaluate_nanobeir(
-    scored: Scored,
-    scoring: Scoring,
-    *,
-    dataset_dir: Path | None = None,
-    hub_name: str | None = None,
-    sets: tuple[str, ...] = (),
+    scored: Scored, scoring: Scoring, *, dataset_dir: Path | None = None, hub_name: str | None = None, sets: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Scores a run on NanoBEIR: 13 BEIR sets of 50 queries each, in minutes.
 

@@ -36,14 +36,7 @@ SETTINGS_FILE = "training.json"
 LOGGING = ("log_every_steps", "save_every_steps", "keep_checkpoints", "evaluate_every_steps", "early_stopping_patience")
 GENERATOR_RUN = Kind(
     "generator",
-    Record(
-        {
-            "model": DESCRIPTION,
-            "tokenizer": file_name,
-            "max_query_length": PositiveInt,
-            "max_doc_length": PositiveInt,
-        }
-    ),
+    Record({"model": DESCRIPTION, "tokenizer": file_name, "max_query_length": PositiveInt, "max_doc_length": PositiveInt}),
     make="give a folder that de-jax doc2query train made",
     otherwise="use the options it was started with, or another run_dir",
     file="generator.json",

@@ -94,9 +94,7 @@ def read(
         f"{folder}: transformers makes other tokens of {{text}} than the tokenizer.json that it writes; save the tokenizer again.",
     )
     return ForeignTokenizer(
-        tokenizer,
-        int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None,
-        opened.padding_side == "left",
+        tokenizer, int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None, opened.padding_side == "left"
     )
 
 

@@ -59,11 +59,7 @@ def push(folder: str | Path, repo: str, *, private: bool) -> str:
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repo, private=private, repo_type="model", exist_ok=True)
         commit = api.upload_folder(
-            repo_id=repo,
-            folder_path=str(folder),
-            repo_type="model",
-            allow_patterns=names,
-            commit_message="Exported by de_jax",
+            repo_id=repo, folder_path=str(folder), repo_type="model", allow_patterns=names, commit_message="Exported by de_jax"
         )
         return str(commit.commit_url)
 

@@ -106,11 +106,7 @@ ROUTER_PARAMETERS_KEYS = Keys(harmless="default_route allow_empty_key", fixed={"
 MODEL_KEYS = Keys(
     read="prompts default_prompt_name",
     harmless="__version__ requirements",
-    fixed={
-        "model_type": ("SentenceTransformer",),
-        "similarity_fn_name": ("cosine", "dot", None),
-        "truncate_dim": (None,),
-    },
+    fixed={"model_type": ("SentenceTransformer",), "similarity_fn_name": ("cosine", "dot", None), "truncate_dim": (None,)},
     hints={"truncate_dim": "remove it, and give truncate_dim to de_jax.load, or truncate embeddings later"},
 )
 

@@ -204,14 +204,7 @@ _contrasts.defvjp(_forward, _backward)
 
 
 def _by_scores(
-    i: Int[Array, ""],
-    anchors: Items,
-    block: Items,
-    *,
-    plan: _Plan,
-    scale: Float[Array, ""],
-    seen: _Seen,
-    cotangent: Contrast,
+    i: Int[Array, ""], anchors: Items, block: Items, *, plan: _Plan, scale: Float[Array, ""], seen: _Seen, cotangent: Contrast
 ) -> tuple[Float[Array, "B K"], Float[Array, ""]]:
     """The gradient by the scores of block i, and the block's part of that by the scale."""
     scores, allowed = _scores(anchors, block, plan.mask_duplicates)

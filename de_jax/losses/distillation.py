@@ -75,11 +75,7 @@ def margin_mse(
 
 @on_any_mesh
 def kl_distillation(
-    e: Embeddings,
-    *,
-    temperature: PositiveFloat | None = 1.0,
-    teacher_temperature: PositiveFloat = 1.0,
-    teacher: Teacher = "scores",
+    e: Embeddings, *, temperature: PositiveFloat | None = 1.0, teacher_temperature: PositiveFloat = 1.0, teacher: Teacher = "scores"
 ) -> tuple[Float[Array, ""], Metrics]:
     """Kullback-Leibler divergence of the student's softmax over a row's candidates from the teacher's: KL(teacher || student).
 
@@ -243,7 +239,7 @@ def _by_guide(e: Embeddings, loss: str) -> _Candidates:
     of_guide = [jnp.reshape(getattr(e.guide, name), (-1, e.guide.query.shape[-1])) for name in docs]
     sides = (real_vectors(sets["query"]), [*map(real_vectors, docs.values())]), (e.guide.query, of_guide)
     student, teacher = (jnp.einsum("BD,KD->BK", queries, jnp.concatenate(of_docs), **EXACT) for queries, of_docs in sides)
-    own = jnp.eye(*student.shape, dtype=bool)
+    own = jnp.eye(student.shape[0], student.shape[1], dtype=bool)
     is_known = sets["query"].ids.is_real[:, None] & jnp.concatenate([one.ids.is_real for one in docs.values()])[None]
     first = lambda all_docs, others: jnp.concatenate([jnp.diagonal(all_docs)[:, None], others], axis=1)  # noqa: E731
     is_known = first(is_known, is_known & ~own)

@@ -17,11 +17,7 @@ from de_jax.losses.scores import on_any_mesh
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
 from de_jax.types import Embeddings, InputError, Metrics
 
-DIRECTIONS = {
-    "both": ("query_to_doc", "doc_to_query"),
-    "query_to_doc": ("query_to_doc",),
-    "doc_to_query": ("doc_to_query",),
-}
+DIRECTIONS = {"both": ("query_to_doc", "doc_to_query"), "query_to_doc": ("query_to_doc",), "doc_to_query": ("doc_to_query",)}
 SIDES: dict[str, scores.Side] = {"query_to_doc": ("query", ("doc", "neg_docs")), "doc_to_query": ("doc", ("query", "neg_queries"))}
 SAME_SIDE: dict[str, scores.Side] = {"query_to_doc": ("query", ("query",)), "doc_to_query": ("doc", ("doc",))}
 PAIRS = ("query", "doc")

@@ -1,4 +1,7 @@
-"""Losses that push the texts of one tower apart: PAIR, beside its softmax over documents, and the global orthogonal regulariser."""
+"""Losses that push the texts of one tower apart: PAIR, beside its softmax over documents, and the global orthogonal regulariser.
+
+And the spread of a batch's embeddings, which shows whether a tower collapses.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from de_jax.losses.contrast import EXACT
 from de_jax.losses.in_batch import Reduction, in_batch_softmax
 from de_jax.losses.scores import on_any_mesh
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Share
-from de_jax.types import Embeddings, Metrics
+from de_jax.types import Embeddings, LossFn, Metrics
 
 CANDIDATES = {"samtone_eq3": ("doc",), "pair_paper": ("doc", "neg_docs"), "pair_code": ("query", "neg_docs")}
 """What each form contrasts a document with."""
@@ -150,3 +153,48 @@ def _is_first(text_ids: Int[Array, " B"]) -> Bool[Array, " B"]:
     order = jnp.argsort(text_ids)
     is_new = jnp.diff(text_ids[order], prepend=text_ids[order][:1] - 1) != 0
     return jnp.zeros_like(is_new).at[order].set(is_new)
+
+
+def with_spread(loss: LossFn) -> LossFn:
+    """The same loss, with `spread_metrics` beside its own."""
+
+    def loss_and_spread(e: Embeddings) -> tuple[Array, Metrics]:
+        value, metrics = loss(e)
+        return value, metrics | spread_metrics(jax.lax.stop_gradient(e))
+
+    return loss_and_spread
+
+
+def spread_metrics(e: Embeddings) -> Metrics:
+    """The spread of the batch's queries and of its documents, as directions: each embedding is brought to length 1.
+
+    Args:
+        e: `query` and `doc` [B, D].
+
+    Returns:
+        For "query" and "doc": <tower>_mean_cosine over all pairs of different rows, 1 for a tower that gives one vector for all;
+        <tower>_variance, the sum over dimensions, at most 1; <tower>_effective_rank, the participation ratio, which is the square
+        of the sum of the covariance's eigenvalues over the sum of their squares: the number of dimensions that carry the spread
+        where they carry it evenly; <tower>_dead_dimensions, the share of dimensions with less than .001 of the mean variance.
+    """
+    is_real = masks.is_real_row(e.query_id)
+    found = {name: _spread(vectors, is_real) for name, vectors in (("query", e.query), ("doc", e.doc))}
+    return {f"{tower}_{name}": value for tower, values in found.items() for name, value in values.items()}
+
+
+def _spread(vectors: Float[Array, "B D"], is_real: Bool[Array, " B"]) -> Metrics:
+    weight = is_real.astype(jnp.float32)[:, None]
+    number = jnp.maximum(weight.sum(), 2.0)
+    unit = weight * vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=1, keepdims=True), 1e-12))
+    mean = unit.sum(axis=0) / number
+    centred = weight * (unit - mean[None, :])
+    covariance = jnp.einsum("BD,BE->DE", centred, centred, precision="highest") / number  # its trace loses nothing by centring
+    by_dim = jnp.diagonal(covariance)
+    variance = by_dim.sum()
+    squared_sum = jnp.square(unit.sum(axis=0)).sum()
+    return {
+        "mean_cosine": (squared_sum - jnp.square(unit).sum()) / (number * (number - 1.0)),
+        "variance": variance,
+        "effective_rank": jnp.square(variance) / jnp.maximum(jnp.square(covariance).sum(), 1e-30),
+        "dead_dimensions": jnp.mean(by_dim < 1e-3 * variance / by_dim.shape[0]),
+    }

@@ -105,12 +105,7 @@ def from_examples(
 
 
 def from_ranking(
-    ranking: Mapping[str, Iterable[str]],
-    target: Target,
-    *,
-    first_rank: int = 1,
-    depth: int,
-    keep_identical_ids: bool = False,
+    ranking: Mapping[str, Iterable[str]], target: Target, *, first_rank: int = 1, depth: int, keep_identical_ids: bool = False
 ) -> tuple[list[Mined], dict[str, int]]:
     """The best ranked documents of each query that are not relevant to it, as negatives of all its pairs."""
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)

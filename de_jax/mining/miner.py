@@ -103,11 +103,7 @@ class Embedded(NamedTuple):
 
 
 def embed(
-    run: Run,
-    texts: TrainingPairs,
-    *,
-    keep_as: str | None,
-    texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD,
+    run: Run, texts: TrainingPairs, *, keep_as: str | None, texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD
 ) -> Embedded:
     """Encodes all documents and the queries that are trained on, with a bar.
 

@@ -391,10 +391,7 @@ def turn(g: Graph, x: str, cosine: str, sine: str) -> Value:
     """Each pair (i, i + d/2) of dimensions turned by its position's angle."""
     width = g("Gather", g("Shape", cosine), np.array([3]))
     first, second = g("Split", x, g("Concat", width, width, axis=0), num_results=2, axis=-1)
-    turned = [
-        g("Sub", g("Mul", first, cosine), g("Mul", second, sine)),
-        g("Add", g("Mul", second, cosine), g("Mul", first, sine)),
-    ]
+    turned = [g("Sub", g("Mul", first, cosine), g("Mul", second, sine)), g("Add", g("Mul", second, cosine), g("Mul", first, sine))]
     return g("Concat", *turned, axis=-1)
 
 

@@ -311,12 +311,7 @@ class RotaryLayer(nn.Module):
             self.post_attention_layer_norm, self.post_mlp_layer_norm = _norm(config), _norm(config)
 
     def __call__(
-        self,
-        x: Float[Array, "b L E"],
-        segments: Int[Array, "b L"],
-        deterministic: bool,
-        of_kinds: tuple[Turns, ...],
-        place: Place,
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, of_kinds: tuple[Turns, ...], place: Place
     ) -> Float[Array, "b L E"]:
         x = layers.split_by_rows(x)
         view = _window(self.config, place.is_global), _chosen(of_kinds, place.is_global)

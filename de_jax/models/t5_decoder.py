@@ -38,11 +38,7 @@ class DecoderAttention(nn.Module):
         return key, value * kept[..., None]
 
     def __call__(
-        self,
-        x: Float[Array, "b Q E"],
-        keys_values: KeysValues,
-        bias: Float[Array, "H Q K"] | None,
-        visible: Bool[Array, ...],
+        self, x: Float[Array, "b Q E"], keys_values: KeysValues, bias: Float[Array, "H Q K"] | None, visible: Bool[Array, ...]
     ) -> Float[Array, "b Q E"]:
         context = attend_visible(self._heads(self.query(x)), *keys_values, bias, visible)
         return self.out(context.reshape(*x.shape[:-1], -1))

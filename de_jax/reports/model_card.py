@@ -69,13 +69,7 @@ def export(
 
 
 def model_card(
-    run: Run,
-    format: str,
-    *,
-    name: str,
-    notes: Sequence[str] = (),
-    license: str | None = None,
-    base_model: str | None = None,
+    run: Run, format: str, *, name: str, notes: Sequence[str] = (), license: str | None = None, base_model: str | None = None
 ) -> str:
     """The card of a run in a format; see `export`."""
     recipe = {} if run.source else read_recipe_file(run.run_dir) or {}

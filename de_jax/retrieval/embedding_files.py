@@ -28,14 +28,7 @@ from de_jax.types import InputError
 
 EMBEDDINGS = Kind(
     "embeddings",
-    Record(
-        {
-            "num_texts": Size,
-            "dim": PositiveInt,
-            "model": Maybe(str),
-            "max_length": Maybe(PositiveInt),
-        }
-    ),
+    Record({"num_texts": Size, "dim": PositiveInt, "model": Maybe(str), "max_length": Maybe(PositiveInt)}),
     make="run de-jax encode corpus on it until it ends",
     mend="delete the folder and encode again",
 )

@@ -245,13 +245,7 @@ Found = Callable[[Float[np.ndarray, "b D"], int], tuple[np.ndarray, np.ndarray]]
 
 
 def ranking_of(
-    found: Found,
-    queries: Float[np.ndarray, "q D"],
-    k: int,
-    id_ranks: Int[np.ndarray, " n"],
-    *,
-    max_depth: int,
-    result_entries: int,
+    found: Found, queries: Float[np.ndarray, "q D"], k: int, id_ranks: Int[np.ndarray, " n"], *, max_depth: int, result_entries: int
 ) -> Ranking:
     """The ranking of an engine in the order of `ExactIndex`, which no engine gives: equal scores stand by document id downwards.
 

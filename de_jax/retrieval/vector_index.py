@@ -31,14 +31,7 @@ MAX_DEPTH = 2**20
 IDS_FILE = "ids.json"
 VECTOR_INDEX = Kind(
     "vector index",
-    Record(
-        {
-            "precision": Literal[quantization.PRECISIONS],
-            "num_vectors": PositiveInt,
-            "dim": PositiveInt,
-            "arrays": list_of(str),
-        }
-    ),
+    Record({"precision": Literal[quantization.PRECISIONS], "num_vectors": PositiveInt, "dim": PositiveInt, "arrays": list_of(str)}),
     make="build one and save it there",
     mend="make the index again",
 )

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from compiled import compiled
 
-from de_jax.losses import spread
+from de_jax.losses import pair_loss
 from de_jax.losses.distillation import relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, sampled_softmax
-from de_jax.losses.spread import with_spread
+from de_jax.losses.pair_loss import with_spread
 from de_jax.training.step import negative_cache
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import PADDING_ID
 
-spread_metrics = compiled(spread.spread_metrics)
+spread_metrics = compiled(pair_loss.spread_metrics)
 
 
 def by_eigenvalues(vectors):

@@ -84,13 +84,7 @@ class Packing(NamedTuple):
 
 
 def packed(
-    store: Store,
-    max_length: int,
-    *,
-    sample: Sequence[np.ndarray],
-    changes: bool = False,
-    row_multiple: int = 1,
-    num_hosts: int = 1,
+    store: Store, max_length: int, *, sample: Sequence[np.ndarray], changes: bool = False, row_multiple: int = 1, num_hosts: int = 1
 ) -> Layout:
     """Several texts a row; the number of rows depends on the batch alone and is nearly always the same.
 

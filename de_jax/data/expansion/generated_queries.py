@@ -35,12 +35,7 @@ EXPANSION = Kind(
     mend="copy the expansion again, or delete it and write it again",
 )
 _OWN_OR_RELEASED = Record(
-    {
-        "_id": Maybe(text_id),
-        "id": Maybe(text_id),
-        "queries": Maybe(list_of(str)),
-        "predicted_queries": Maybe(list_of(str)),
-    }
+    {"_id": Maybe(text_id), "id": Maybe(text_id), "queries": Maybe(list_of(str)), "predicted_queries": Maybe(list_of(str))}
 )
 
 

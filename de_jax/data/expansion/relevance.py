@@ -22,13 +22,7 @@ from de_jax.types import InputError
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
 
 _LARGEST = float(np.finfo(np.float32).max)
-_SCORES = Record(
-    {
-        "query_id": text_id,
-        "doc_id": text_id,
-        "scores": list_of(Annotated[float, Range(-_LARGEST, _LARGEST)]),
-    }
-)
+_SCORES = Record({"query_id": text_id, "doc_id": text_id, "scores": list_of(Annotated[float, Range(-_LARGEST, _LARGEST)])})
 
 _END = b"\1"
 _PLAIN = bytes(

@@ -395,13 +395,7 @@ def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:
 
 
 def dev_set(
-    qrels: beir.Qrels,
-    queries: TokenStore,
-    docs: TokenStore,
-    max_queries: int,
-    max_docs: int,
-    *,
-    keep_identical_ids: bool = False,
+    qrels: beir.Qrels, queries: TokenStore, docs: TokenStore, max_queries: int, max_docs: int, *, keep_identical_ids: bool = False
 ) -> DevSet:
     """A fixed random sample of judged queries, and documents to search: all that are relevant to them, and a sample of the others.
 

@@ -202,10 +202,7 @@ def unknown_ids(unknown: list[str], what: str) -> InputError:
 
 
 def write(
-    dataset_dir: str | Path,
-    docs: Iterable[tuple[str, str, str]],
-    queries: Iterable[tuple[str, str]],
-    qrels: Mapping[str, Qrels],
+    dataset_dir: str | Path, docs: Iterable[tuple[str, str, str]], queries: Iterable[tuple[str, str]], qrels: Mapping[str, Qrels]
 ) -> None:
     """Writes a data set in the BEIR layout; equal rows give equal bytes.
 

@@ -35,11 +35,7 @@ from de_jax.settings import Count, Record, map_of
 from de_jax.types import InputError
 
 PYDOCS = Kind(
-    "pydocs",
-    Record({"counts": map_of(Count)}),
-    make="build it with de-jax import pydocs",
-    file="versions.json",
-    version=2,
+    "pydocs", Record({"counts": map_of(Count)}), make="build it with de-jax import pydocs", file="versions.json", version=2
 )
 SPLITS = ("train", "dev", "test")
 MAX_RESEMBLANCE = 0.6

@@ -9,9 +9,7 @@ from de_jax.interop.architectures.kind import Settings
 from de_jax.models.rotary import RotaryConfig
 
 KEYS = llama.keys(
-    "attention_bias mlp_bias",
-    "auto_map (bos|eos|pad|mask)_token cl(f|assifier)_pooling hidden_dropout",
-    refused={},
+    "attention_bias mlp_bias", "auto_map (bos|eos|pad|mask)_token cl(f|assifier)_pooling hidden_dropout", refused={}
 )  # the published files name the code that transformers has taken in since
 
 

@@ -15,10 +15,7 @@ PAD_ID = 1
 NUM_BUCKETS = 32
 """Whatever the value in config.json, transformers puts distances into so many."""
 OWN = {"hidden_act": "gelu", "relative_attention_num_buckets": NUM_BUCKETS}
-MAPS = {
-    **{f"attention/{name}": f"attention.attn.{name[0]}" for name in ("query", "key", "value", "out")},
-    **bert.FEED_FORWARD,
-}
+MAPS = {**{f"attention/{name}": f"attention.attn.{name[0]}" for name in ("query", "key", "value", "out")}, **bert.FEED_FORWARD}
 NORMS = {**bert.NORMS, "attention_layer_norm": "attention.LayerNorm"}
 
 

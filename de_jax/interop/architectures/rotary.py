@@ -171,13 +171,7 @@ def _canonical(config: RotaryConfig) -> RotaryConfig:
     return dataclasses.replace(config, **same)
 
 
-def layers(
-    config: RotaryConfig,
-    theirs: str,
-    maps: kind.Maps,
-    norms: Mapping[str, str],
-    added: float = 0.0,
-) -> dict[str, Origin]:
+def layers(config: RotaryConfig, theirs: str, maps: kind.Maps, norms: Mapping[str, str], added: float = 0.0) -> dict[str, Origin]:
     """As `kind.layers`, with the biases that the encoder has."""
 
     def has_bias(name: str) -> bool:

@@ -133,7 +133,7 @@ class Logging:
         profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
         grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
             parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
-        collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
+        collapse_alarm: warns when embeddings collapse, see `losses.pair_loss`; None watches nothing.
         wandb: the project of Weights & Biases, "project" or "entity/project", that the log goes to too; None for none. Needs the
             package `wandb`, and a login unless WANDB_MODE=offline.
 
