@@ -52,11 +52,7 @@ ALIASES = {
 
 def main() -> None:
     """Runs the verb that the command line begins with."""
-    command.run(_main)
-
-
-def _main() -> None:
-    call(*split(sys.argv[1:]))
+    command.run(lambda: call(*split(sys.argv[1:])))
 
 
 def call(verb: str, argv: Sequence[str]) -> None:

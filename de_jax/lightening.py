@@ -90,16 +90,9 @@ def lighten(
     first = tuple(range(layers))
     light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
     start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)
-    train(
-        dataclasses.replace(
-            recipe,
-            model=light,
-            initialization=start,
-            optimization=dataclasses.replace(recipe.optimization, frozen=("doc/.*",)),
-            logging=dataclasses.replace(recipe.logging, evaluate_start=False),
-        ),
-        local,
-    )
+    optimization = dataclasses.replace(recipe.optimization, frozen=("doc/.*",))
+    logging = dataclasses.replace(recipe.logging, evaluate_start=False)
+    train(dataclasses.replace(recipe, model=light, initialization=start, optimization=optimization, logging=logging), local)
     return _compared(load(source), load(local), dev, Path(local))
 
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from de_jax import documents, losses
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
@@ -28,6 +29,7 @@ from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
 from de_jax.mining import guide
 from de_jax.mining.miner import Miner
+from de_jax.mining.mining_run import mine_once_by_bm25
 from de_jax.model import Model, load
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import HardNegatives, Initialization, Logging, Optimization, Recipe
@@ -55,7 +57,7 @@ def fine_tune(
     *,
     run_dir: str | Path,
     loss: Literal["in_batch_softmax", "samtone", "pair"] | LossFn = "in_batch_softmax",
-    negatives: Literal["mined"] | None = None,
+    negatives: Literal["mined", "bm25"] | None = None,
     adapters: Literal["lora"] | None = None,
     teacher: str | Path | Model | None = None,
     epochs: PositiveFloat = 1,
@@ -78,8 +80,8 @@ def fine_tune(
             BEIR folder; or a folder of documents alone, whose queries `documents.pairs_of` makes.
         run_dir: gets the trained model, its logs and `verdict.json`.
         loss: by name, with `temperature`; in Python also one of `de_jax.losses` with its settings bound.
-        negatives: "mined" searches the documents for hard negatives before the first update and three more times; None has
-            those of the batch and of the table alone.
+        negatives: "mined" searches the documents for hard negatives before the first update and three more times, "bm25" once by
+            words; None has those of the batch and of the table alone.
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
         teacher: a better model, whose similarities of a query and the batch's documents are learned beside the pairs; see
             `kl_distillation`. Of documents alone, it also has to find a query's document.
@@ -106,6 +108,8 @@ def fine_tune(
     data = data_of(pairs, columns, dev_fraction, questions, teacher)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    if negatives == "bm25":
+        mine_once_by_bm25(_texts(data, options), local / "negatives")
     if teacher:
         options = taught(options, source_of(teacher), data, local / TEACHER_DIR)
     recipe = recipe_of(
@@ -134,9 +138,7 @@ def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, 
 def taught(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> PairsOptions:
     """The options with a teacher's embeddings of all texts, which are made once."""
     read = options_of(teacher, max_query_length=None, max_doc_length=None)
-    ours, its = (data(options=dataclasses.replace(one, batch_size=1), share=Share()).texts for one in (options, read))
-    assert ours is not None  # only streams have none
-    assert its is not None
+    ours, its = _texts(data, options), _texts(data, read)
     hashes = {"queries": ours.query_store.content_hash, "docs": ours.doc_store.content_hash}
     texts = guide.Texts({"queries": its.query_store, "docs": its.doc_store}, hashes)
     guide.write(folder, any_model.open_model(teacher, dtype=sharding.fast_dtype()), teacher, texts)
@@ -155,6 +157,7 @@ def recipe_of(
     adapters: str | None = None,
 ) -> Recipe:
     """The recipe of a fine-tuning; arguments as of `fine_tune`, with the source of the pairs and its options."""
+    mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": max(1, num_steps // MINED_TIMES)} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
     return Recipe(
@@ -172,7 +175,7 @@ def recipe_of(
             num_steps=num_steps,
         ),
         initialization=Initialization(init_from=source, seed=options.seed or 0),
-        negatives=HardNegatives(miner=Miner(), mine_every_steps=max(1, num_steps // MINED_TIMES)) if negatives else HardNegatives(),
+        negatives=HardNegatives(**mines),
         logging=Logging(log_every_steps=10, evaluate_every_steps=num_steps, save_every_steps=min(num_steps, SAVE_EVERY_STEPS)),
         adapters=Lora(dropout=0.05) if adapters else None,
     )
@@ -196,8 +199,7 @@ def fitted(
     data: Callable[..., TrainingSet], options: PairsOptions, *, is_set: Mapping[str, int | None]
 ) -> tuple[PairsOptions, int]:
     """The options, fitted to the pairs if they are not set, and the number of pairs."""
-    texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
-    assert texts is not None  # only streams have none
+    texts = _texts(data, options)
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
     values: dict[str, Any] = {
         "max_query_length": _needed(texts.query_store, texts.pairs[:, 0], options.max_query_length),
@@ -205,6 +207,13 @@ def fitted(
         "batch_size": jax.device_count() * max(1, most // jax.device_count()),
     }
     return dataclasses.replace(options, **{name: value for name, value in values.items() if not is_set[name]}), len(texts.pairs)
+
+
+def _texts(data: Callable[..., TrainingSet], options: PairsOptions) -> TrainingPairs:
+    """The pairs of a source."""
+    texts = data(options=dataclasses.replace(options, batch_size=1), share=Share()).texts
+    assert texts is not None  # only streams have none
+    return texts
 
 
 def source_of(model: str | Path | Model) -> str:

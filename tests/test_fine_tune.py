@@ -183,7 +183,12 @@ def teacher(tuned):
     return tuned[1] / "run"
 
 
-BESIDE = {"alone": {}, "mined": {"negatives": "mined"}, "lora": {"loss": "samtone", "adapters": "lora"}}
+BESIDE = {
+    "alone": {},
+    "bm25": {"negatives": "bm25"},
+    "mined": {"negatives": "mined"},
+    "lora": {"loss": "samtone", "adapters": "lora"},
+}
 
 
 @pytest.mark.parametrize("beside", often(BESIDE, "mined"))
@@ -198,14 +203,16 @@ def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path)
     logged = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     divergence = [line["kl_distillation/loss"] for line in logged if "kl_distillation/loss" in line]
     assert divergence[-1] < divergence[0]
+    generations = len([*(tmp_path / "run").glob("negatives/0*")])
+    assert generations == {"mined": 4, "bm25": 1}.get(beside, 0)
     with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
         de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=de_jax.load(teacher), **sizes, **more)
 
 
-def tuned_by(start, rows, run_dir, monkeypatch):
+def tuned_by(start, rows, run_dir, monkeypatch, **more):
     monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
     sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
-    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=10, dev_fraction=0.5, **sizes)
+    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=10, dev_fraction=0.5, **sizes, **more)
 
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
@@ -238,6 +245,16 @@ def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path,
     assert found.sentence.startswith("keep your model: ")
     assert not (tmp_path / "tune/model").exists()
     assert found.model.encode_query("red fox").tolist() == de_jax.load(start).encode_query("red fox").tolist()
+
+
+@pytest.mark.soak
+def test_a_search_tries_a_teacher_first(start, teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "ARMS_OF_TEACHER", ({"learning_rate": 3e-3, "has_teacher": True},))
+    found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, teacher=teacher)
+    assert found.report["best_trial"].startswith("0_")
+    assert found.sentence.startswith("better: ")
+    with pytest.raises(InputError, match="trials is 4, but there are 3 settings to try"):
+        de_jax.tune(start, PAIRS, run_dir=tmp_path / "more", teacher=teacher, trials=4)
 
 
 def test_a_search_without_enough_queries_is_refused(start, tmp_path):

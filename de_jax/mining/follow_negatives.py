@@ -52,8 +52,6 @@ class FollowNegatives:
         return {number for number, manifest in own.items() if manifest.get("checkpoint_step", 0) > step}
 
     def _log(self, step: int) -> None:
-        if not self._sinks:
-            return
         manifest = self._mined.manifest_at(step)
         facts = {"negatives/generation": float(self._mined.generation_at(step))}
         if manifest.get("checkpoint_step", step + 1) <= step:  # another run's checkpoint has no bearing on this one's age

@@ -188,13 +188,8 @@ def mine(
     scores = np.concatenate([positive_scores[:, None], mined.scores], axis=1)
     ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}
     pairs = mined_pairs.of_rows(texts.pairs, mined.chosen, queries, scores, **ids)
-    return pairs, {
-        **facts,
-        **dataclasses.asdict(miner),
-        "seed": miner.seed or 0,
-        "statistics": statistics,
-        "seconds": clock.seconds,
-    }
+    of_miner = dataclasses.asdict(miner) | {"seed": miner.seed or 0}
+    return pairs, {**facts, **of_miner, "statistics": statistics, "seconds": clock.seconds}
 
 
 def mine_bm25(

@@ -14,8 +14,10 @@ from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
+from de_jax.data.text import beir
 from de_jax.files import addresses, folders, outputs, reading
-from de_jax.mining.miner import Miner, Score, embed, mine
+from de_jax.mining.miner import Miner, Score, embed, mine, mine_bm25
+from de_jax.mining.teacher import spelt
 from de_jax.retrieval import corpus_embeddings, encode
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
@@ -56,6 +58,22 @@ def mine_generation(
     mined_by = by_run(run.run_dir, mined.negatives_dir)
     own = {**mined.texts.hashes, **mined_by, **facts, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, own)
+
+
+def mine_once_by_bm25(texts: TrainingPairs, negatives_dir: Path) -> None:
+    """Writes BM25's hard negatives of the pairs, by what their tokens spell, unless the folder has a generation."""
+    if generations.numbers(negatives_dir):
+        return
+    docs, queries = (
+        beir.Texts([*store.ids], [text for _, text in spelt(store, tokenizer, range(store.num_texts))])
+        for store, tokenizer in zip(texts.stores[::-1], (texts.doc_tokenizer, texts.query_tokenizer), strict=True)
+    )
+    qrels: beir.Qrels = {}
+    for query, doc in texts.pairs.tolist():
+        qrels.setdefault(queries.ids[query], {})[docs.ids[doc]] = 1
+    dataset = beir.Dataset(texts.name, docs, queries, qrels)
+    found, facts = mine_bm25(dataset, Miner(), drop_identical_ids=texts.drop_identical_ids)
+    generations.write_generation(negatives_dir, 1, found, {**texts.hashes, **facts, "mined_by": "bm25"})
 
 
 def made_of(run: Run, texts: TrainingPairs, miner: Miner) -> str:

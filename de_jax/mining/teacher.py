@@ -236,7 +236,5 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 def _num_whole_lines(path: Path) -> int:
     """The complete lines of a file; the rest of a line cut off by a kill is removed."""
     written = path.read_bytes()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        os.truncate(path, whole)
+    os.truncate(path, written.rfind(b"\n") + 1)
     return written.count(b"\n")
