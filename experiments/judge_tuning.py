@@ -74,7 +74,7 @@ def _jobs() -> list[str]:
     kinds += [f"shuffled-medquad-{seed}" for seed in range(SHUFFLES)]
     kinds += [f"{kind}-{one}-{seed}" for seed, one, kind in itertools.product(SEEDS[1:], SETS, ("fine_tune", "peer"))]
     kinds += [f"{kind}-medquad-{seed}" for seed, kind in itertools.product(SEEDS, ("noisy", "few"))]
-    kinds += [f"grid-{one}-0" for one in SETS]
+    kinds += [f"grid-{one}-0" for one in SETS] + [f"taught-scifact-{seed}" for seed in SEEDS]
     return kinds + [f"tune-{one}-{seed}" for seed, one in itertools.product(SEEDS[1:], SETS)]
 
 
@@ -95,6 +95,7 @@ def _all(args: argparse.Namespace) -> None:
             f"--model={args.model}",
             f"--out_dir={args.out_dir}",
             f"--minutes={args.minutes}",
+            *([f"--teacher={args.teacher}"] if args.teacher else []),
             f"--job={job}",
         ]
         with open(logs / f"{job}.txt", "w") as log:
@@ -161,14 +162,18 @@ def _start(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     return {"test": _tested(de_jax.load(args.model), args.out_dir / "data" / of_set)}
 
 
-def _fine_tune(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+def _fine_tune(args: argparse.Namespace, of_set: str, seed: int, teacher: str | None = None) -> dict[str, Any]:
     import de_jax
 
     table = args.out_dir / "data" / f"{of_set}.csv"
     steps = -(-len(_rows(table)) // BATCH_SIZE)
-    run_dir = args.out_dir / "runs" / f"fine_tune-{of_set}-{seed}"
-    model = de_jax.fine_tune(args.model, str(table), run_dir=run_dir, num_steps=steps, seed=seed)
+    run_dir = args.out_dir / "runs" / f"{'taught' if teacher else 'fine_tune'}-{of_set}-{seed}"
+    model = de_jax.fine_tune(args.model, str(table), run_dir=run_dir, num_steps=steps, teacher=teacher, seed=seed)
     return {"test": _tested(model, args.out_dir / "data" / of_set), "verdict": model.scores, "num_steps": steps}
+
+
+def _taught(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    return _fine_tune(args, of_set, seed, args.teacher)
 
 
 def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
@@ -266,6 +271,7 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 JOBS = {
     "start": _start,
     "fine_tune": _fine_tune,
+    "taught": _taught,
     "peer": _peer,
     "tune": _tune,
     "shuffled": _shuffled,
@@ -292,7 +298,7 @@ def _report(out_dir: Path) -> dict[str, Any]:
             "seeds": [round(mean, 5) for mean in means],
             "mean": round(statistics.fmean(means), 5),
         }
-        for beside in ("start", "peer"):
+        for beside in ("start", "peer", "fine_tune"):
             if beside != kind and (of_set, beside) in scores:
                 mine, theirs = (significance.mean_over_seeds(scores[of_set, name]) for name in (kind, beside))
                 differences = significance.paired_differences(mine, theirs)
@@ -318,6 +324,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="write the tables and test folders of all sets, and end")
     parser.add_argument("--data_dir", type=Path, help="holds the BEIR folders")
     parser.add_argument("--model", help="what all arms start from")
+    parser.add_argument("--teacher", help="of the arm `taught`")
     parser.add_argument("--out_dir", type=Path, required=True)
     parser.add_argument("--job", help="run one job, such as fine_tune-medquad-0")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), help="kinds of jobs; default all")
