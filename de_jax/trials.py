@@ -28,7 +28,7 @@ from de_jax.scoring import evaluate
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
-from de_jax.tuning import TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of, taught
+from de_jax.tuning import TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of, teach
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -116,7 +116,9 @@ def tune(
     dev = data(options=options, share=Share()).dev
     _check_enough(dev.qrels if dev else ())
     assert dev is not None
-    with_teacher = taught(options, source_of(teacher), data, folder / TEACHER_DIR) if teacher else options
+    if teacher:
+        teach(options, source_of(teacher), data, folder / TEACHER_DIR)
+    with_teacher = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
     trial = functools.partial(_trial, source, data, (options, with_teacher))
     plan = _plan(folder, trial, minutes=minutes, arms=arms[:trials], batch_size=options.batch_size, num_pairs=num_pairs)
     scored = _trials(folder, trial, plan)

@@ -111,7 +111,8 @@ def fine_tune(
     if negatives == "bm25":
         mine_once_by_bm25(_texts(data, options), local / "negatives")
     if teacher:
-        options = taught(options, source_of(teacher), data, local / TEACHER_DIR)
+        teach(options, source_of(teacher), data, local / TEACHER_DIR)
+        options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")
     recipe = recipe_of(
         source,
         data,
@@ -135,14 +136,13 @@ def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, 
     return functools.partial(losses.combined, losses=(found, functools.partial(losses.kl_distillation, **settings)))
 
 
-def taught(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> PairsOptions:
-    """The options with a teacher's embeddings of all texts, which are made once."""
+def teach(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> None:
+    """Writes a teacher's embeddings of all texts, once, for `PairsOptions.guide_dir`."""
     read = options_of(teacher, max_query_length=None, max_doc_length=None)
     ours, its = _texts(data, options), _texts(data, read)
     hashes = {"queries": ours.query_store.content_hash, "docs": ours.doc_store.content_hash}
     texts = guide.Texts({"queries": its.query_store, "docs": its.doc_store}, hashes)
     guide.write(folder, any_model.open_model(teacher, dtype=sharding.fast_dtype()), teacher, texts)
-    return dataclasses.replace(options, guide_dir=str(folder))
 
 
 def recipe_of(

@@ -50,8 +50,8 @@ class PairsOptions:
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
         teacher_scores: a teacher's scores of training pairs and their negatives, an output of `de-jax score pairs`; "" uses the
             scores of the source itself, if it has any.
-        guide_dir: embeddings of all texts by another model, for the loss `guided`, an output of `de-jax encode guide`; "" trains
-            without a guide.
+        guide_dir: embeddings of all texts by another model, for losses that a guide masks or teaches, an output of
+            `de-jax encode guide`; with "{run_dir}" as above. "" trains without.
         expansion: generated queries of the corpus, an output of `de-jax doc2query`.
         curriculum: chooses the generated query that follows each document's text; None leaves documents unchanged.
         relevance: the measure that ranks a pair's generated queries, a name in `relevance.MEASURES`.

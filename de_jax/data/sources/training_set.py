@@ -260,6 +260,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     if options.negatives_dir:
         is_first = share.host_index == 0
         mined = follow(options.negatives_dir, share.run_dir, pairs, source=share.source, num_drawn=num_drawn, is_first=is_first)
+    guide_dir = options.guide_dir.replace("{run_dir}", share.run_dir)
     batches = PairBatches(
         pairs,
         options,
@@ -267,7 +268,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
         negatives=mined.at if mined else lambda step: brought,
         doc_texts=_doc_texts(pairs, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         scores=_teacher_scores(pairs, brought, options),
-        guide=open_guide(options.guide_dir, *pairs.stores, pairs.hashes) if options.guide_dir else None,
+        guide=open_guide(guide_dir, *pairs.stores, pairs.hashes) if guide_dir else None,
     )
     drawn = mined.num_drawn if mined else {name: negatives.num_drawn for name, negatives in brought.items()}
     dev = None
