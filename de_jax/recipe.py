@@ -169,9 +169,8 @@ class Recipe:
             )
         for loss in parts(self.loss):
             check_call("Recipe.loss", loss, "embeddings", like="samtone")
-            if name_of(loss) == "matryoshka" and {self.model.query.normalize, self.model.doc.normalize} != {
-                bound(loss, "normalize")
-            }:
+            normalize = [self.model.query.normalize, self.model.doc.normalize]
+            if name_of(loss) == "matryoshka" and normalize != 2 * [bound(loss, "normalize")]:
                 raise InputError(
                     f"matryoshka.normalize is {bound(loss, 'normalize')}, but the towers have normalize = "
                     f"{self.model.doc.normalize}; cut embeddings are scaled as whole ones are."
@@ -271,7 +270,7 @@ class Recipe:
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
         """The shapes of the state, after a trace of a training step that finds errors in the recipe.
 
-        If possible, the trace covers only one layer of each tower.
+        If possible, the trace covers only one layer of each tower. Where `texts` are given, only what the loss reads is checked.
 
         Args:
             texts: for `batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
@@ -286,13 +285,14 @@ class Recipe:
         model = self.model.with_scanned_layers()
         if self.adapters:
             AdaptedModel(model, self.adapters).check(state.all_params)
-        step = self._step_of(self._trained(model), state.params, watched)
+        step: Any = self._step_of(self._trained(model), state.params, watched)
+        if texts is not None and not self.negatives.negative_cache:
+            step = lambda state, batch: watched(model.embed(self.merged(state.all_params), batch))  # noqa: E731
         told = self.most_texts_of_a_pair() if texts is None else [texts]
         options = self.options or PairsOptions
         lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]
-        for one in dict.fromkeys(tuple(one.items()) for one in told):
-            shape: dict[str, Any] = dict(one)
-            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
+        for one in map(dict[str, Any], dict.fromkeys(tuple(one.items()) for one in told)):
+            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, **one)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
