@@ -74,7 +74,8 @@ class Kind:
         """Completes a folder that grew in place: the checksums of these files, then the manifest."""
         with outputs.atomic_file(folder / self.file) as manifest:
             outputs.write_json(manifest, {"format": self.format, **entries})
-            write_checksums(folder, self.name, {**facts(folder, of_files), self.file: fact(manifest)})
+            own = {self.file: facts(manifest.parent, [manifest.name])[manifest.name]}
+            write_checksums(folder, self.name, {**facts(folder, of_files), **own})
 
     def check(self, entries: Mapping[str, Any]) -> None:
         """Whether a manifest of these entries can be read: raises `InputError` before anything is written."""
@@ -213,12 +214,8 @@ def key_of(*parts: str) -> str:
 
 def facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """The size and the checksum of files below a folder, as `write_checksums` keeps them."""
-    return {name: fact(folder / name) for name in names}
-
-
-def fact(path: Path) -> dict[str, Any]:
-    """The size and the checksum of a file."""
-    return {"bytes": path.stat().st_size, "sha256": reading.sha256_of(path)}
+    paths = {name: folder / name for name in names}
+    return {name: {"bytes": path.stat().st_size, "sha256": reading.sha256_of(path)} for name, path in paths.items()}
 
 
 def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = None) -> None:

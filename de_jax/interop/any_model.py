@@ -10,7 +10,6 @@ checkpoint, state/  T5X
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import jax
 
-from de_jax.files import addresses, outputs
+from de_jax.files import addresses, outputs, reading
 from de_jax.files.reading import is_there, require_folder
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
@@ -154,20 +153,9 @@ def open_model(
     query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
     doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt, fields=doc_fields)
     params = jax.device_put(found.params, jax.local_devices()[0])
-    results = _results_of(folder, Path(source).resolve().name)
+    # The folder may be another program's, so results are elsewhere, by its state.
+    results = outputs.cache_dir() / "models" / reading.state_of(folder) / Path(source).resolve().name
     return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused, found.prompts)
-
-
-def _results_of(folder: Path, name: str) -> Path:
-    """Where results of another library's model are kept, as its own folder may be another program's: one for each state of it."""
-    return outputs.cache_dir() / "models" / state_of(folder)[:16] / name
-
-
-def state_of(folder: Path) -> str:
-    """A hash of the names, sizes and times of a folder's files."""
-    files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
-    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(str(facts).encode()).hexdigest()
 
 
 def is_run(folder: Path) -> bool:

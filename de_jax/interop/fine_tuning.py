@@ -14,6 +14,7 @@ import jax
 
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import reading
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import ASSUMED
@@ -344,7 +345,7 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
     folder = _folder(source)
-    return _read_once(folder, any_model.state_of(folder), special_tokens)
+    return _read_once(folder, reading.state_of(folder), special_tokens)
 
 
 @functools.lru_cache(maxsize=4)

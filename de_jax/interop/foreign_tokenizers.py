@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from de_jax import __version__
 from de_jax.data.text.tokenizing import (
     MASK_TOKENS,
     NO_WORD,
@@ -23,7 +26,7 @@ from de_jax.data.text.tokenizing import (
     whole,
     with_prompt,
 )
-from de_jax.files import reading
+from de_jax.files import folders, outputs, reading
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.settings import Maybe, Record, needs
 from de_jax.types import InputError
@@ -36,6 +39,7 @@ SETTINGS_FILE = "tokenizer_config.json"
 LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
 ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
 _SETTINGS = {"model_max_length": Maybe(float | None)}
+_KEPT_FILE, _KEPT = "lengths.json", Record({"max_length": int | None, "is_padded_left": bool}, only=True)
 
 
 class ForeignTokenizer(NamedTuple):
@@ -56,7 +60,8 @@ def read(
 ) -> ForeignTokenizer:
     """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
 
-    Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts.
+    Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts. What was read is kept in the
+    cache for as long as the folder's files stay as they are: transformers, with torch, takes seconds to import.
 
     Args:
         special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the
@@ -66,6 +71,24 @@ def read(
     """
     if special_tokens not in get_args(SpecialTokens):
         raise InputError(f"special_tokens is {special_tokens!r}; it is 'text' or 'as_transformers'.")
+    read_now = functools.partial(_read, folder, special_tokens=special_tokens, lowercase=lowercase, is_alone=is_alone)
+    try:
+        versions, cache = [metadata.version(package) for package in ("transformers", "tokenizers")], outputs.cache_dir()
+    except (metadata.PackageNotFoundError, InputError):  # which says so, where it is needed
+        return read_now()
+    path = cache / "tokenizers" / reading.state_of(folder, __version__, *versions, str(read_now.keywords))
+    with contextlib.suppress(InputError, OSError):
+        content, lengths = read_bytes(path / TOKENIZER_JSON_FILE), read_json(path / _KEPT_FILE, _KEPT)
+        return ForeignTokenizer(JsonTokenizer(folder / TOKENIZER_JSON_FILE, content), **lengths)
+    found = read_now()
+    with contextlib.suppress(InputError, OSError), folders.atomic_dir(path) as made:  # or another process was first
+        found.tokenizer.save(made)
+        outputs.write_json(made / _KEPT_FILE, {name: getattr(found, name) for name in _KEPT.fields})
+    return found
+
+
+def _read(folder: Path, *, special_tokens: SpecialTokens, lowercase: bool, is_alone: bool) -> ForeignTokenizer:
+    """`read` by transformers."""
     opened = _alone(folder / TOKENIZER_JSON_FILE) if is_alone else _opened(folder)
     if opened.truncation_side != "right":
         raise InputError(f"{folder / SETTINGS_FILE}: truncation_side is {opened.truncation_side!r}; the towers here have 'right'.")
@@ -93,9 +116,8 @@ def read(
         lambda text: tokenizer.by_padding(np.array(opened(text)["input_ids"])).tolist(),
         f"{folder}: transformers makes other tokens of {{text}} than the tokenizer.json that it writes; save the tokenizer again.",
     )
-    return ForeignTokenizer(
-        tokenizer, int(opened.model_max_length) if 1 <= opened.model_max_length < LONGEST else None, opened.padding_side == "left"
-    )
+    length = opened.model_max_length
+    return ForeignTokenizer(tokenizer, int(length) if 1 <= length < LONGEST else None, opened.padding_side == "left")
 
 
 def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> None:

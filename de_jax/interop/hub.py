@@ -5,6 +5,7 @@ Each network fault is one sentence. Nothing is sent but by `push`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,13 +73,8 @@ def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
 
     if not _REPO.fullmatch(name):
         raise InputError(f"{name!r} is no data set of the Hugging Face hub; its name is organisation/name.")
-    fetch = huggingface_hub.snapshot_download
-    return Path(
-        _asked(
-            f"the Hugging Face hub does not give the data set {name}",
-            lambda: str(fetch(name, repo_type="dataset", allow_patterns=list(patterns))),
-        )
-    )
+    fetch = functools.partial(huggingface_hub.snapshot_download, name, repo_type="dataset", allow_patterns=list(patterns))
+    return Path(_asked(f"the Hugging Face hub does not give the data set {name}", fetch))
 
 
 def _asked(refusal: str, ask: Callable[[], T]) -> T:

@@ -85,11 +85,7 @@ def read(
 
 
 def checked_pooling(name: str) -> str:
-    """A tower's name for a pooling of `POOLING`.
-
-    Raises:
-        InputError: an unknown pooling.
-    """
+    """A tower's name for a pooling of `POOLING`. Raises InputError for an unknown one."""
     if name not in POOLING:
         raise InputError(f"pooling is {name!r}; a tower has {' or '.join(POOLING)}.")
     return POOLING[name]

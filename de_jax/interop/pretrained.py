@@ -225,9 +225,8 @@ def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name if name.isprintable() else repr(name) for name in names[:6]) + (
-        f" and {len(names) - 6} more" if len(names) > 6 else ""
-    )
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:6]) + more
 
 
 def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:

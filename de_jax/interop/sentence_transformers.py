@@ -171,9 +171,12 @@ def _read_tower(
     if STATIC in modules:
         file, values, encoder = modules[STATIC], {}, _static(modules[STATIC], special_tokens)
     else:
-        file = _length_file(modules["Transformer"])
+        files = [modules["Transformer"] / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES)]
+        file = next(filter(is_there, files), files[0])
         values = _object(file, TRANSFORMER_KEYS, required=False)
-        _check_loading(file, values)
+        for name in ("model_args", "model_kwargs"):  # which would load the encoder in another way
+            if isinstance(arguments := values.get(name), dict):
+                account(file, arguments, TRANSFORMER_ARGUMENTS_KEYS)
         lowercase = bool(values.get("do_lower_case"))
         encoder = huggingface.open_encoder(modules["Transformer"], special_tokens=special_tokens, lowercase=lowercase)
     own: Any = encoder.tokenizer
@@ -352,17 +355,6 @@ def _head_origins(modules: dict[str, Path], tower: TowerConfig) -> dict[str, Ori
     if "LayerNorm" in modules:
         origins |= {name: (modules["LayerNorm"], origin) for name, origin in LAYER_NORM_ARRAYS.items()}
     return {f"projection/{name}": origin._replace(name=f"{at.name}/{origin.name}") for name, (at, origin) in origins.items()}
-
-
-def _length_file(folder: Path) -> Path:
-    return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if is_there(folder / name)), folder / LENGTH_FILE)
-
-
-def _check_loading(file: Path, values: dict[str, Any]) -> None:
-    """Refuses what would load the encoder in another way."""
-    for name in ("model_args", "model_kwargs"):
-        if isinstance(arguments := values.get(name), dict):
-            account(file, arguments, TRANSFORMER_ARGUMENTS_KEYS)
 
 
 def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: huggingface.EncoderFolder) -> int:

@@ -239,3 +239,35 @@ def test_no_folder_without_a_vocabulary_is_taken_for_one(tmp_path):
     assert foreign_tokenizers.is_in(tmp_path)
     shutil.move(tmp_path / "tokenizer.json", tmp_path / "other.json")
     assert not foreign_tokenizers.is_in(tmp_path)
+
+
+def test_a_tokenizer_is_opened_by_transformers_once_for_each_state_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
+    folder, opened, read = tmp_path / "model", [], foreign_tokenizers._read
+    monkeypatch.setattr(foreign_tokenizers, "_read", lambda *of, **how: opened.append(how) or read(*of, **how))
+    save(folder, "Bert", ADDED)
+    change(folder / "tokenizer_config.json", model_max_length=77)
+
+    def facts(**how):
+        found = foreign_tokenizers.read(folder, **how)
+        return (
+            found.tokenizer.fingerprint,
+            found.max_length,
+            found.is_padded_left,
+            found.tokenizer.encode(["hello [SEP] [Q]"])[0].tolist(),
+        )
+
+    first = facts()
+    assert first[1:3] == (77, False)
+    assert [facts(), facts()] == [first, first]
+    assert len(opened) == 1
+    assert facts(special_tokens="as_transformers") != first
+    change(folder / "tokenizer_config.json", model_max_length=78)
+    assert facts()[1] == 78
+    assert len(opened) == 3
+    for kept in (tmp_path / "cache/tokenizers").glob("*/*.json"):
+        kept.write_text("{")
+    assert facts()[1] == 78
+    monkeypatch.setenv("DE_JAX_CACHE", str(folder / "config.json" / "none"))
+    assert facts()[1] == 78
+    assert len(opened) == 5
