@@ -60,8 +60,8 @@ def read(
 ) -> ForeignTokenizer:
     """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
 
-    Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts. What was read is kept in the
-    cache for as long as the folder's files stay as they are: transformers, with torch, takes seconds to import.
+    Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts. The result is kept in the cache
+    for each state of the folder's files, as transformers, with torch, takes seconds to import.
 
     Args:
         special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the
