@@ -270,7 +270,7 @@ class Recipe:
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
         """The shapes of the state, after a trace of a training step that finds errors in the recipe.
 
-        If possible, the trace covers only one layer of each tower. Where `texts` are given, only the fields that the loss reads are checked.
+        The trace covers one layer of each tower, if possible; with `texts`, it is to find the fields alone that the loss reads.
 
         Args:
             texts: for `batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.

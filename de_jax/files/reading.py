@@ -70,11 +70,11 @@ def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
     return content
 
 
-def state_of(folder: Path, *more: str) -> str:
-    """16 hex digits for the names, sizes and times of a folder's files, and for more texts."""
+def state_of(folder: Path) -> str:
+    """16 hex digits for the names, sizes and times of a folder's files."""
     files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(str((facts, more)).encode()).hexdigest()[:16]
+    return hashlib.sha256(str(facts).encode()).hexdigest()[:16]
 
 
 def sha256_of(path: str | Path) -> str:

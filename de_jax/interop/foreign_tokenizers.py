@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -39,6 +41,7 @@ SETTINGS_FILE = "tokenizer_config.json"
 LONGEST = 10**9  # tokens; transformers writes 10^30 for an unknown length
 ROLES = ("cls", "sep", "pad", "mask", "unk", "bos", "eos")
 _SETTINGS = {"model_max_length": Maybe(float | None)}
+_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|ot|onnx|tflite|gguf|npz|md)")
 _KEPT_FILE, _KEPT = "lengths.json", Record({"max_length": int | None, "is_padded_left": bool}, only=True)
 
 
@@ -61,7 +64,7 @@ def read(
     """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
 
     Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts. The result is kept in the cache
-    for each state of the folder's files, as transformers, with torch, takes seconds to import.
+    for the content of its files beside the weights, as transformers, with torch, takes seconds to import.
 
     Args:
         special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the
@@ -72,11 +75,14 @@ def read(
     if special_tokens not in get_args(SpecialTokens):
         raise InputError(f"special_tokens is {special_tokens!r}; it is 'text' or 'as_transformers'.")
     read_now = functools.partial(_read, folder, special_tokens=special_tokens, lowercase=lowercase, is_alone=is_alone)
+    files = sorted(path for path in folder.iterdir() if not _WEIGHTS.fullmatch(path.suffix) and path.is_file())
     try:
-        versions, cache = [metadata.version(package) for package in ("transformers", "tokenizers")], outputs.cache_dir()
-    except (metadata.PackageNotFoundError, InputError):  # which says so, where it is needed
+        decide = [f"{path.name} {reading.sha256_of(path)}" for path in files]
+        decide += [metadata.version(package) for package in ("transformers", "tokenizers")]
+        cache = outputs.cache_dir() / "tokenizers"
+    except (metadata.PackageNotFoundError, InputError, OSError):  # which says so, where it is needed
         return read_now()
-    path = cache / "tokenizers" / reading.state_of(folder, __version__, *versions, str(read_now.keywords))
+    path = cache / hashlib.sha256(str((decide, __version__, read_now.keywords)).encode()).hexdigest()[:16]
     with contextlib.suppress(InputError, OSError):
         content, lengths = read_bytes(path / TOKENIZER_JSON_FILE), read_json(path / _KEPT_FILE, _KEPT)
         return ForeignTokenizer(JsonTokenizer(folder / TOKENIZER_JSON_FILE, content), **lengths)
