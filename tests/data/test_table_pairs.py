@@ -222,6 +222,15 @@ def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, 
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 
 
+def test_the_most_queries_to_score_name_another_folder_only_where_a_share_is_held_out(vocabulary):
+    def fingerprint(share, most):
+        tables = tables_of(Table(ROWS), dev_fraction=share)._replace(dev_most=most)
+        return pair_store.fingerprint_of(tables, {"query": load_tokenizer(vocabulary)})
+
+    assert fingerprint(0.0, 10) == fingerprint(0.0, 1000)
+    assert fingerprint(0.2, 10) != fingerprint(0.2, 1000)
+
+
 def test_queries_that_would_not_be_scored_are_trained_on(vocabulary, tmp_path):
     rows = [{"query": f"apple {i}", "doc": f"pear {i}", "negative": f"plum {i % 7}"} for i in range(200)]
     read = functools.partial(opened, rows, vocabulary, tmp_path, batch_size=2, dev_fraction=0.25)

@@ -188,9 +188,9 @@ def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None =
 def fingerprint_of(tables: Tables, tokenizers: Mapping[str, Tokenizer]) -> str:
     """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
     contents = [table_files.fingerprint(one) for one in (tables.train, tables.dev) if one]
-    prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
     settings = [sorted(tables.train.columns.items()), tables.train.skip_bad_rows]
-    described = [PAIR_STORE.format, _READ_AS, *contents, prints, settings, tables.dev_fraction, tables.dev_most]
+    held_out = tables.dev_fraction and [tables.dev_fraction, tables.dev_most]
+    described = [PAIR_STORE.format, _READ_AS, *contents, [one.fingerprint for one in tokenizers.values()], settings, held_out]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
