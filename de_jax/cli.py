@@ -36,8 +36,9 @@ GROUPS = {
 }
 """The verbs as `--help` shows them: {group: {module in tools: verbs}}; the function has the verb's name, with _ for the space."""
 VERBS = {verb: module for group in GROUPS.values() for module, verbs in group.items() for verb in verbs}
+_NEW = {"export hub", "import pydocs", "import task", "mine pairs", "doc2query train", "doc2query generate", "doc2query import"}
 ALIASES = {
-    **{name.replace(" ", "_"): name for name in VERBS if " " in name},
+    **{name.replace(" ", "_"): name for name in VERBS if " " in name and name not in _NEW},
     "build_pydocs": "import pydocs",
     "export_batches": "import task",
     "inspect_data": "analyse data",

@@ -270,7 +270,7 @@ class Recipe:
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
         """The shapes of the state, after a trace of a training step that finds errors in the recipe.
 
-        The trace covers one layer of each tower, if possible; with `texts`, it is to find the fields alone that the loss reads.
+        The trace covers one layer of each tower, if possible; with `texts`, it only looks for the fields that the loss reads.
 
         Args:
             texts: for `batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
@@ -285,9 +285,10 @@ class Recipe:
         model = self.model.with_scanned_layers()
         if self.adapters:
             AdaptedModel(model, self.adapters).check(state.all_params)
-        step: Any = self._step_of(self._trained(model), state.params, watched)
+        trained = self._trained(model)
+        step: Any = self._step_of(trained, state.params, watched)
         if texts is not None and not self.negatives.negative_cache:
-            step = lambda state, batch: watched(model.embed(self.merged(state.all_params), batch))  # noqa: E731
+            step = lambda state, batch: watched(trained.embed(state.all_params, batch, None))  # noqa: E731
         told = self.most_texts_of_a_pair() if texts is None else [texts]
         options = self.options or PairsOptions
         lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]

@@ -118,8 +118,8 @@ def tune(
     assert dev is not None
     if teacher:
         teach(options, source_of(teacher), data, folder / TEACHER_DIR)
-    with_teacher = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
-    trial = functools.partial(_trial, source, data, (options, with_teacher))
+        options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
+    trial = functools.partial(_trial, source, data, options)
     plan = _plan(folder, trial, minutes=minutes, arms=arms[:trials], batch_size=options.batch_size, num_pairs=num_pairs)
     scored = _trials(folder, trial, plan)
     best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(scored[name]["after"])[0]))
@@ -139,17 +139,13 @@ def _check_enough(query_ids: Collection[str]) -> None:
 
 
 def _trial(
-    source: str,
-    data: Callable[..., TrainingSet],
-    options: Sequence[PairsOptions],
-    run_dir: Path,
-    arm: Mapping[str, Any],
-    steps: int,
+    source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
 ) -> None:
     """Trains one arm; the same call continues after a stop."""
     of_loss = {name: arm[name] for name in ("loss", "temperature", "has_teacher") if name in arm}
     rest = {name: value for name, value in arm.items() if name not in of_loss}
-    recipe = recipe_of(source, data, options["has_teacher" in arm], num_steps=steps, loss=loss_of(**of_loss), **rest)
+    options = options if "has_teacher" in arm else dataclasses.replace(options, guide_dir="")
+    recipe = recipe_of(source, data, options, num_steps=steps, loss=loss_of(**of_loss), **rest)
     train(dataclasses.replace(recipe, logging=dataclasses.replace(recipe.logging, evaluate_start=False)), run_dir)
 
 

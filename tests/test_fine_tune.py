@@ -191,7 +191,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("beside", often(BESIDE, "mined"))
+@pytest.mark.parametrize("beside", often(BESIDE, "mined", "lora"))
 def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path):
     more = BESIDE[beside]
     pairs = random.Random(1).sample(PAIRS, 40)

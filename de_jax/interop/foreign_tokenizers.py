@@ -64,7 +64,7 @@ def read(
     """The tokenizer of a folder, as transformers' AutoTokenizer reads it; no code of the folder runs and no network is asked.
 
     Special tokens that the model's owner added for use in texts, such as "[Q]", are found in texts. The result is kept in the cache
-    for the content of its files beside the weights, as transformers, with torch, takes seconds to import.
+    under a hash of all files but the weights, as transformers, with torch, takes seconds to import.
 
     Args:
         special_tokens: "text" reads a token with a role (cls, sep, pad, mask, unk, bos, eos) that a text spells out as the

@@ -1,7 +1,7 @@
 """Losses that learn from a teacher's scores, or from grades such as labelled similarities.
 
-`scores` [B, 1 + N] are of a row's document and of the negatives mined for that row. With teacher="guide" they are the cosines of a
-guide, of a query and each document of the batch.
+`scores` [B, 1 + N] are of a row's document and of the negatives mined for that row. With teacher="guide" they are a guide's
+cosines of a query with each document of the batch.
 
 A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
 `de-jax score pairs` writes such scores.
