@@ -420,8 +420,8 @@ class Model:
             batching = {"tokens_per_batch": int(batch_tokens)}
         shown = progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts") if progress else contextlib.nullcontext()
         with shown as bar:
-            options = batching if bar is None else {**batching, "progress": bar.update}
-            found = encode.encode(self._encoder(tower), read, max_length=max_length, **options)
+            options = encode.run_options(self.run, tower, {"max_length": max_length, **batching})
+            found = encode.encode(self._encoder(tower), read, **options, **({} if bar is None else {"progress": bar.update}))
         if self.truncate_dim is not None:
             towers = {"query": self.run.model.query, "doc": self.run.model.doc}
             found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]

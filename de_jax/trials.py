@@ -28,7 +28,7 @@ from de_jax.scoring import evaluate
 from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
-from de_jax.tuning import TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, recipe_of, source_of, teach
+from de_jax.tuning import RATE, TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, rate_of, recipe_of, source_of, teach
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -101,10 +101,10 @@ def tune(
     Raises:
         InputError: as of `fine_tune`, or too few held-out queries.
     """
-    arms = (*ARMS_OF_TEACHER, *ARMS) if teacher else ARMS
+    folder, source = Path(addresses.local(run_dir)), source_of(model)
+    arms = arms_of(source, has_teacher=bool(teacher))
     if trials > len(arms):
         raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
-    folder, source = Path(addresses.local(run_dir)), source_of(model)
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
         trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
@@ -138,6 +138,15 @@ def _check_enough(query_ids: Collection[str]) -> None:
         raise InputError(f"{len(query_ids)} held-out queries are too few to choose and to judge; give more, or raise dev_fraction.")
 
 
+def arms_of(source: str, *, has_teacher: bool) -> list[dict[str, Any]]:
+    """The settings to try; of a static model, which has no layers to adapt, with its own rates."""
+    arms, rate = [*(ARMS_OF_TEACHER if has_teacher else ()), *ARMS], rate_of(source)
+    if rate == RATE:
+        return arms
+    scaled = [{**arm, "learning_rate": float(f"{arm['learning_rate'] / RATE * rate:.3g}")} for arm in arms]
+    return [{name: value for name, value in arm.items() if name != "adapters"} for arm in scaled]
+
+
 def _trial(
     source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
 ) -> None:
@@ -155,7 +164,7 @@ def _plan(
     """The arms and the updates of a trial in each round; written before the first trial, and kept."""
     path = folder / PLAN_FILE
     if not path.is_file():
-        trial(folder / "probe", ARMS[0], PROBE_STEPS)
+        trial(folder / "probe", arms[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
         pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
         rounds = (len(arms) - 1).bit_length() + 1

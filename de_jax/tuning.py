@@ -32,6 +32,7 @@ from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_once_by_bm25
 from de_jax.model import Model, load
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.static import StaticConfig
 from de_jax.recipe import HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
@@ -43,6 +44,8 @@ from de_jax.types import InputError, LossFn
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 """Where `batch_size` is not set; an epoch has at least so many batches."""
+RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 2e-2, 10
+"""Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
 MINED_TIMES = 4
 """How often hard negatives are mined during a run."""
 SAVE_EVERY_STEPS = 200
@@ -89,7 +92,7 @@ def fine_tune(
         num_steps: updates, in place of `epochs`.
         batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches, as a multiple of the
             number of devices.
-        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4.
+        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 2e-2.
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
         columns: the table's column of "query", "doc", ..., where its name is not known.
@@ -119,7 +122,7 @@ def fine_tune(
         options,
         loss=loss_of(loss, temperature, has_teacher=bool(teacher)),
         num_steps=num_steps or max(1, round(epochs * num_pairs / options.batch_size)),
-        learning_rate=learning_rate or (2e-4 if adapters else 2e-5),
+        learning_rate=learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1),
         negatives=negatives,
         adapters=adapters,
     )
@@ -134,6 +137,12 @@ def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, 
         return found
     settings: dict[str, Any] = {"teacher": "guide", "temperature": temperature, "teacher_temperature": temperature}
     return functools.partial(losses.combined, losses=(found, functools.partial(losses.kl_distillation, **settings)))
+
+
+def rate_of(source: str) -> float:
+    """The peak of the learning rate for a model without adapters."""
+    is_table = isinstance(pretrained_tower(source=source, tower="query").encoder, StaticConfig)
+    return RATE_OF_TABLE if is_table else RATE
 
 
 def teach(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> None:

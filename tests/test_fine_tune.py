@@ -236,6 +236,16 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
 
 
+def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
+    table = tiny_run.write_run(tmp_path, steps=(1,), is_static=True)
+    sizes = {name: value for name, value in FAST.items() if name != "learning_rate"}
+    tuned = de_jax.fine_tune(table, PAIRS, run_dir=tmp_path / "tuned", dev_fraction=0.3, **sizes)
+    assert tuned.scores["result"] == "better"
+    peaks = {kind: [arm["learning_rate"] for arm in trials.arms_of(str(kind), has_teacher=True)] for kind in (start, table)}
+    assert peaks[table] == pytest.approx([1000 * peak for peak in peaks[start]])
+    assert not any("adapters" in arm for arm in trials.arms_of(str(table), has_teacher=False))  # it has no layers to adapt
+
+
 @pytest.mark.soak
 def test_a_search_on_answers_of_other_questions_keeps_the_start(start, tmp_path, monkeypatch):
     shuffled = [doc for _, doc in PAIRS]

@@ -10,6 +10,7 @@ from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
@@ -33,12 +34,13 @@ def train_tokenizer(path):
     return load_tokenizer(path)
 
 
-def write_run(folder, steps=(3, 7), num_layers=1):
-    """A run with checkpoints of steps that differ."""
+def write_run(folder, steps=(3, 7), num_layers=1, is_static=False):
+    """A run with checkpoints of steps that differ; `is_static`: a table of vectors alone."""
     tokenizer = train_tokenizer(folder / "spiece.model")
     sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": num_layers, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
     encoder = T5Config(**sizes, dropout_rate=0.0, dtype="float32")
-    model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
+    tower = TowerConfig(StaticConfig(vocab_size=30, model_dim=8) if is_static else encoder, projection_dim=None if is_static else 8)
+    model = DualEncoder(tower, tower)
     describe_run(folder / "run", model=model, query=Side(tokenizer, 16), doc=Side(tokenizer, 24))
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))
     tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))

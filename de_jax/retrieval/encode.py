@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from de_jax.data.batches import layout
 from de_jax.data.stores.corpus import first_places, text_hashes
 from de_jax.data.text import input_policy
+from de_jax.models.static import StaticConfig
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.index import ALIGNMENT
 from de_jax.retrieval.sessions import Session
@@ -60,6 +61,8 @@ NO_PACKING = Packing(0, 0, 1, sizes=8, alone=1)
 LENGTHS_PER_DOUBLING = {"cpu": 8}
 """How many widths of longer texts there are by default between one power of two and the next, by backend."""
 LENGTHS_PER_DOUBLING_ACCELERATOR = 4
+WIDTHS_OF_TABLE = 4
+"""How many widths there are in all where a text's tokens are only looked up: padding costs less than another program."""
 TILE_ACCELERATOR = 8
 """Accelerators compute in tiles of 8 rows, so widths between two multiples of it would gain nothing."""
 
@@ -187,17 +190,17 @@ def encode_fn(run: Run, tower: str) -> EncodeFn:
 
 
 def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
-    """`tokens_per_batch` and `length_multiple` for so many tokens in all; smaller and fewer shapes where one batch holds them.
+    """Options of `encode` for so many tokens in all: smaller and fewer shapes where one batch holds them.
 
     So a few queries are not computed as a full batch, and queries of any length need few compiled programs.
     """
-    num_shares = sharding.num_row_shares(_mesh_of(run))
     if num_tokens > _default_tokens_per_batch():
-        return {"tokens_per_batch": _default_tokens_per_batch() * num_shares, "length_multiple": None}
+        return {}
     tokens_per_batch = SMALL_BATCH
     while tokens_per_batch < num_tokens:
         tokens_per_batch *= SMALL_BATCH_STEP
-    return {"tokens_per_batch": tokens_per_batch * num_shares, "length_multiple": SMALL_LENGTH_MULTIPLE}
+    tokens_per_batch *= sharding.num_row_shares(_mesh_of(run))
+    return {"tokens_per_batch": tokens_per_batch, "length_multiple": SMALL_LENGTH_MULTIPLE}
 
 
 def tower_hash(run: Run, tower: str) -> str:
@@ -248,12 +251,14 @@ def checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, leng
 
 
 def run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of a caller: the run's length, and one device's micro-batch times the devices that share its rows."""
+    """The defaults of a caller: the run's length, one device's micro-batch times the devices that share its rows, and widths."""
     options = {"max_length": run.side(tower).max_length, **options}
     run.model.check_length(tower, options["max_length"])
     run.model.check_tokenizer(tower, run.side(tower).tokenizer)
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = _default_tokens_per_batch() * sharding.num_row_shares(_mesh_of(run))
+    if options.get("length_multiple") is None and isinstance(getattr(run.model, tower).encoder, StaticConfig):
+        options["length_multiple"] = -(-options["max_length"] // WIDTHS_OF_TABLE)
     return options
 
 

@@ -14,6 +14,7 @@ import pytest
 from de_jax.data.stores.corpus import text_hashes
 from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
 from de_jax.retrieval import corpus_embeddings, embedding_files, parts
@@ -417,6 +418,18 @@ def small_run(mesh=None):
         params = jax.device_put(params, state_shardings(state, mesh).params)
     tokenizer = types.SimpleNamespace(vocab_size=96)  # texts come as tokens
     return Run(Path("run"), 0, model, params, Side(tokenizer, 16), Side(tokenizer, 32))
+
+
+def test_a_static_model_needs_few_programs():
+    tower = TowerConfig(StaticConfig(vocab_size=96, model_dim=8), projection_dim=None)
+    run = small_run()._replace(model=DualEncoder(tower, tower))
+    run = run._replace(params=jax.jit(run.model.init)(jax.random.key(0)))
+    store, program = make_store(num_texts=400), encode_._jitted(run.model, "doc", sharding.make_mesh())
+    found = encode_.docs(run, store, max_length=64, tokens_per_batch=512)
+    assert program._cache_size() <= encode_.WIDTHS_OF_TABLE + 2  # and packed ones, and a last batch
+    (table,) = jax.tree.leaves(run.params)
+    mean = np.stack([np.asarray(table)[text[:64]].mean(axis=0) for text in store.texts])
+    np.testing.assert_allclose(found, mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=1e-5)
 
 
 def test_rows_are_split_over_all_devices_and_give_what_one_device_gives():
