@@ -132,7 +132,8 @@ def run(main: Callable[[], None]) -> None:
     except InputError as error:
         sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
         if any(argument.startswith("--gin") for argument in sys.argv):  # where settings are written so
-            sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", _as_flag, sentence)
+            as_flag = lambda found: f"{found[1]} --gin.{found[2]}{(found[3] or '').strip()}"  # noqa: E731
+            sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", as_flag, sentence)
         sys.exit(_fail(f"error: {addresses.named(sentence)}", EXIT_INPUT))
     except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
         if not str(error).startswith("Symlink loop"):
@@ -149,10 +150,6 @@ def run(main: Callable[[], None]) -> None:
         where = f" at {error.filename}" if error.filename else ""
         sentence = f"error: {error.strerror}{where}; incomplete files were removed; once that is fixed, the same command continues."
         sys.exit(_fail(sentence, EXIT_INPUT))
-
-
-def _as_flag(found: re.Match[str]) -> str:
-    return f"{found[1]} --gin.{found[2]}{(found[3] or '').strip()}"
 
 
 def import_asked_for() -> None:

@@ -216,7 +216,8 @@ def _until_the_end(
             except OSError as error:
                 if error.errno not in command.MENDABLE:
                     raise
-                warnings.warn(f"nothing was mined by step {step}: {_reason(error)}; the next one is tried.", stacklevel=3)
+                where = f" at {error.filename}" if error.filename else ""
+                warnings.warn(f"nothing was mined by step {step}: {error.strerror}{where}; the next one is tried.", stacklevel=3)
 
 
 @contextlib.contextmanager
@@ -261,10 +262,9 @@ def _wait_until(condition: Callable[[], bool], what: str, mining: _Mining) -> No
 
 
 def _newest_step(run_dir: Path) -> int:
-    steps = complete_steps(run_dir / CHECKPOINTS_DIR)
-    if not steps:
+    if (newest := _newest(run_dir)) < 0:
         raise InputError(f"{run_dir} has no checkpoint to mine with; start the run first, or leave --once out to wait for it.")
-    return steps[-1]
+    return newest
 
 
 def _newest(run_dir: Path) -> int:
@@ -281,7 +281,3 @@ def _new_steps(mining: _Mining, num_steps: int) -> Iterator[int]:
         if mining.is_over(num_steps):
             return
         yield (last := newest())
-
-
-def _reason(error: OSError) -> str:
-    return f"{error.strerror} at {error.filename}" if error.filename else str(error.strerror)

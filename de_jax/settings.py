@@ -142,7 +142,8 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     """Checks one value against an annotation; `name` is the setting's as the user wrote it."""
     if isinstance(value, np.ndarray | np.generic) and not value.ndim:
         value = value.item()
-    if not _is_array(value) and (fault := mismatch(value, hint)):
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number | type)
+    if not is_array and (fault := mismatch(value, hint)):
         place = "".join(f"[{key!r}]" for key in fault.keys)
         raise InputError(f"{name}{place} is {shown(fault.found)}; it must be {fault.expected}.")
 
@@ -286,10 +287,6 @@ def _check_bound(function: Any) -> None:
                 signature.bind_partial(**{name: None})
             except TypeError:
                 raise InputError(f"{name_of(function)} has no setting '{name}'{meant(name, signature.parameters)}.") from None
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number | type)
 
 
 class Mismatch(ValueError):
@@ -451,8 +448,13 @@ def _below(key: Any, check: Check, value: Any) -> Any:
 
 
 def _fit_path(value: Any) -> str:
-    if not isinstance(value, str) or _is_foreign(value):
-        raise Mismatch(value, LOCAL if isinstance(value, str) else "a string")
+    if not isinstance(value, str):
+        raise Mismatch(value, "a string")
+    if "://" in value:
+        from de_jax.files import addresses  # most paths are here
+
+        if addresses.foreign(value) is not None:
+            raise Mismatch(value, LOCAL)
     return value
 
 
@@ -552,15 +554,6 @@ def _fit_class(hint: Any, value: Any) -> Any:
     if not is_fine:
         raise Mismatch(value, f"{hint.__name__}(...)" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}")
     return value
-
-
-def _is_foreign(path: str) -> bool:
-    """Whether a path is an address that is not read."""
-    if "://" not in path:
-        return False
-    from de_jax.files import addresses  # most paths are here
-
-    return addresses.foreign(path) is not None
 
 
 @contextlib.contextmanager

@@ -140,11 +140,9 @@ def _check_enough(query_ids: Collection[str]) -> None:
 
 def arms_of(source: str, *, has_teacher: bool) -> list[dict[str, Any]]:
     """The settings to try; of a static model, which has no layers to adapt, with its own rates."""
-    arms, rate = [*(ARMS_OF_TEACHER if has_teacher else ()), *ARMS], rate_of(source)
-    if rate == RATE:
-        return arms
-    scaled = [{**arm, "learning_rate": float(f"{arm['learning_rate'] / RATE * rate:.3g}")} for arm in arms]
-    return [{name: value for name, value in arm.items() if name != "adapters"} for arm in scaled]
+    arms, times = [*(ARMS_OF_TEACHER if has_teacher else ()), *ARMS], round(rate_of(source) / RATE)
+    own = [{name: value for name, value in arm.items() if name != "adapters"} for arm in arms]
+    return arms if times == 1 else [{**arm, "learning_rate": times * arm["learning_rate"]} for arm in own]
 
 
 def _trial(

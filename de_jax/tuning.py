@@ -141,8 +141,7 @@ def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, 
 
 def rate_of(source: str) -> float:
     """The peak of the learning rate for a model without adapters."""
-    is_table = isinstance(pretrained_tower(source=source, tower="query").encoder, StaticConfig)
-    return RATE_OF_TABLE if is_table else RATE
+    return RATE_OF_TABLE if isinstance(pretrained_tower(source=source, tower="query").encoder, StaticConfig) else RATE
 
 
 def teach(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> None:

@@ -152,14 +152,12 @@ def encode(
 
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Query embeddings by a `Run`; `options` are `encode`'s."""
-    options = run_options(run, "query", options)
-    return encode(encode_fn(run, "query"), store, **options)
+    return encode(encode_fn(run, "query"), store, **run_options(run, "query", options))
 
 
 def docs(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Document embeddings by a `Run`; `options` are `encode`'s."""
-    options = run_options(run, "doc", options)
-    return encode(encode_fn(run, "doc"), store, **options)
+    return encode(encode_fn(run, "doc"), store, **run_options(run, "doc", options))
 
 
 def encode_fn(run: Run, tower: str) -> EncodeFn:
