@@ -44,7 +44,7 @@ from de_jax.types import InputError, LossFn
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 """Where `batch_size` is not set; an epoch has at least so many batches."""
-RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 2e-2, 10
+RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10
 """Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
 MINED_TIMES = 4
 """How often hard negatives are mined during a run."""
@@ -92,7 +92,7 @@ def fine_tune(
         num_steps: updates, in place of `epochs`.
         batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches, as a multiple of the
             number of devices.
-        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 2e-2.
+        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 5e-2.
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
         columns: the table's column of "query", "doc", ..., where its name is not known.

@@ -1,4 +1,4 @@
-"""Whether the verdicts of `fine_tune` and `tune` hold on test splits, beside another trainer (experiments/tuning.yaml).
+"""Whether the verdicts of `fine_tune` and `tune` hold on test splits (experiments/tuning.yaml, experiments/tuning_static.yaml).
 
 python -m experiments.judge_tuning --prepare --data_dir=../shared/data/beir --out_dir=runs/tuning
 python -m experiments.judge_tuning --model=all-MiniLM-L6-v2 --out_dir=runs/tuning --workers=4
@@ -14,6 +14,7 @@ import concurrent.futures
 import csv
 import itertools
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -261,11 +262,29 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 
     table = args.out_dir / "data" / f"{of_set}.csv"
     found: dict[str, Any] = {}
-    for name, settings in GRID.items():
+    grid = {f"rate_{rate:g}": {"learning_rate": rate} for rate in args.rates} or GRID
+    for name, settings in grid.items():
         run_dir = args.out_dir / "runs" / f"grid-{of_set}-{name}"
         found[name] = de_jax.fine_tune(args.model, str(table), run_dir=run_dir, seed=seed, **settings).scores
         outputs.write_json(args.out_dir / "grid" / f"{of_set}.json", found)
     return {"grid": found}
+
+
+def _documents(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """Training on the test split's documents alone, without questions; beside BM25."""
+    import de_jax
+    from de_jax.evaluation import metrics
+    from de_jax.retrieval.bm25 import BM25Index
+
+    folder, alone = args.out_dir / "data" / of_set, args.out_dir / "documents" / of_set
+    alone.mkdir(parents=True, exist_ok=True)
+    shutil.copy(beir.find_file(folder, "corpus"), alone)
+    model = de_jax.fine_tune(args.model, alone, run_dir=args.out_dir / "runs" / f"documents-{of_set}-{seed}", seed=seed)
+    data = beir.read(folder, "test", skip_empty=True)
+    found = BM25Index(data.docs.texts, data.docs.ids).search(data.queries.texts, 10)
+    results = metrics.results_of(found, data.queries.ids, data.docs.ids, drop_identical_ids=False)
+    words = metrics.scores_by_query(results, data.qrels, MEASURE)
+    return {"test": _tested(model, folder), "bm25": round(statistics.fmean(words.values()), 5), "verdict": model.scores}
 
 
 JOBS = {
@@ -278,6 +297,7 @@ JOBS = {
     "noisy": _noisy,
     "few": _few,
     "grid": _grid,
+    "documents": _documents,
 }
 
 
@@ -325,6 +345,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, help="holds the BEIR folders")
     parser.add_argument("--model", help="what all arms start from")
     parser.add_argument("--teacher", help="of the arm `taught`")
+    parser.add_argument("--rates", type=float, nargs="+", default=[], help="of the arm `grid`, in place of its settings")
     parser.add_argument("--out_dir", type=Path, required=True)
     parser.add_argument("--job", help="run one job, such as fine_tune-medquad-0")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), help="kinds of jobs; default all")
