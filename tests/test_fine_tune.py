@@ -132,6 +132,18 @@ def test_a_verdict_is_students_and_fishers():
     assert "keep the model that it started from" in turned["sentence"]
 
 
+def test_a_difference_counts_where_interval_and_p_agree():
+    rng, results = random.Random(0), set()
+    for _ in range(300):
+        before = {str(place): rng.random() for place in range(12)}
+        found = verdict.judge({query: score + rng.gauss(0.15, 0.25) for query, score in before.items()}, before)
+        low, high = found["interval"]
+        is_seen = found["p"] < 0.05 and not low <= 0 <= high
+        assert found["result"] == ("no difference" if not is_seen else "better" if low > 0 else "worse")
+        results.add((found["p"] < 0.05, low <= 0 <= high))
+    assert (True, True) in results
+
+
 def test_too_few_questions_and_a_random_start_are_not_judged():
     for number, is_enough in ((1, False), (5, False), (6, True)):
         scores = {str(place): 0.5 for place in range(number)}

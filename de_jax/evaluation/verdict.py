@@ -117,7 +117,8 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
 
     Returns:
         Means, and with `before` the difference with its 95 % interval, p of the paired permutation test, and the smallest
-        difference that so many queries show with a power of .8; "result" is "better", "worse", "no difference" or "not judged".
+        difference that so many queries show with a power of .8; "result" is "better" or "worse" where both interval and p say so,
+        else "no difference" or "not judged".
     """
     mean = lambda scores: round(math.fsum(scores[query_id] for query_id in after) / len(after), 5)  # noqa: E731
     found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(after), "after": mean(after)}
@@ -129,7 +130,8 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
         differences = significance.paired_differences(after, before)
         middle, half = float(differences.mean()), significance.half_width(differences.tolist())
         p = significance.permutation_test(differences)
-        found["result"] = "no difference" if p >= 1 - significance.CONFIDENCE else "better" if middle > 0 else "worse"
+        is_seen = p < 1 - significance.CONFIDENCE and abs(middle) > half
+        found["result"] = "no difference" if not is_seen else "better" if middle > 0 else "worse"
         found |= {"difference": round(middle, 5), "interval": [round(middle - half, 5), round(middle + half, 5)], "p": p}
         found["smallest_visible"] = float(f"{smallest_visible(differences.tolist()):.4g}")
     return found | {"sentence": _sentence(found)}
