@@ -208,7 +208,7 @@ class Recipe:
     @property
     def options(self) -> PairsOptions | None:
         """The settings of the source of pairs, where it has such; of a mixture those of its first, with the longest lengths."""
-        known = [options for source in self.sources if (options := data_options.options_of(source))]
+        known = [options.of_batches for source in self.sources if (options := data_options.options_of(source))]
         if not known:
             return None
         lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from de_jax import documents, losses
+from de_jax.data.batches import layout
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.pair_store import table_pairs
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
-from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.table_rows import Reading
 from de_jax.files import addresses
@@ -46,6 +46,8 @@ LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
 """Where `batch_size` is not set; an epoch has at least so many batches."""
 RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10
 """Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
+LEAST_LENGTH = 512
+"""Tokens that a model still reads where training needs fewer; more would take memory for one text that is much longer."""
 MINED_TIMES = 4
 """How often hard negatives are mined during a run."""
 SAVE_EVERY_STEPS = 200
@@ -94,7 +96,8 @@ def fine_tune(
             number of devices.
         learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 5e-2.
         temperature: of the loss.
-        max_query_length, max_doc_length: tokens; by default what 99 % of the texts need, and at most the model's own.
+        max_query_length, max_doc_length: tokens; by default training reads what 99 % of the texts need, and the model as many as
+            before, beyond 512 only if training does.
         columns: the table's column of "query", "doc", ..., where its name is not known.
         dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
         questions: a table of real questions with their documents, at least ten, which judges instead; for documents alone,
@@ -209,12 +212,14 @@ def fitted(
     """The options, fitted to the pairs if they are not set, and the number of pairs."""
     texts = _texts(data, options)
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
-    values: dict[str, Any] = {
-        "max_query_length": _needed(texts.query_store, texts.pairs[:, 0], options.max_query_length),
-        "max_doc_length": _needed(texts.doc_store, texts.pairs[:, 1], options.max_doc_length),
-        "batch_size": jax.device_count() * max(1, most // jax.device_count()),
-    }
-    return dataclasses.replace(options, **{name: value for name, value in values.items() if not is_set[name]}), len(texts.pairs)
+    values = {} if is_set["batch_size"] else {"batch_size": jax.device_count() * max(1, most // jax.device_count())}
+    for side, (kind, store) in enumerate(zip(TOWERS, texts.stores, strict=True)):
+        longest = getattr(options, f"max_{kind}_length")
+        if not is_set[f"max_{kind}_length"] and (kind == "query" or options.max_passages == 1):
+            lengths = store.lengths(longest)[np.unique(texts.pairs[:, side])]
+            needed = min(longest, layout.round_up(int(np.quantile(lengths, 0.99, method="higher")), 16))
+            values |= {f"trained_{kind}_length": needed, f"max_{kind}_length": min(longest, max(needed, LEAST_LENGTH))}
+    return dataclasses.replace(options, **values), len(texts.pairs)  # type: ignore[arg-type]
 
 
 def _texts(data: Callable[..., TrainingSet], options: PairsOptions) -> TrainingPairs:
@@ -263,9 +268,3 @@ def _as_rows(pairs: Rows) -> Rows:
     if (wrong := next((place for place, row in enumerate(pairs) if len(row) != 2), None)) is not None:
         raise InputError(f"row {wrong} of pairs has {len(pairs[wrong])} texts; give (query, document), or rows as dictionaries.")
     return [{"query": query, "doc": doc} for query, doc in pairs]
-
-
-def _needed(store: TokenStore, rows: np.ndarray, most: int) -> int:
-    """The tokens that hold 99 % of some texts, a multiple of 16, at most `most`."""
-    lengths = store.lengths(most)[np.unique(rows)]
-    return min(most, -(-int(np.quantile(lengths, 0.99, method="higher")) // 16) * 16)

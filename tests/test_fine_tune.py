@@ -248,6 +248,14 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
 
 
+def test_a_model_reads_as_much_as_before_though_training_needs_less(start, tmp_path):
+    shortest = {name: value for name, value in FAST.items() if not name.endswith("length")} | {"num_steps": 1}
+    tuned = de_jax.fine_tune(start, [(query[:9], doc[:12]) for query, doc in PAIRS], run_dir=tmp_path / "run", **shortest)
+    assert (tuned.run.query.max_length, tuned.run.doc.max_length) == (16, 24)
+    source = json.loads((tmp_path / "run/data_report.json").read_text())["sources"][""]
+    assert source["documents"]["cut_at"] == 16
+
+
 def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
     table = tiny_run.write_run(tmp_path, steps=(1,), is_static=True)
     sizes = {name: value for name, value in FAST.items() if name != "learning_rate"}

@@ -1,6 +1,7 @@
 """A BEIR folder as a trainer opens it: what it is refused for, and what the divergence of towers is measured on."""
 
 import gzip
+import itertools
 import shutil
 
 import numpy as np
@@ -54,6 +55,22 @@ def test_towers_are_compared_on_dev_queries_wherever_there_is_a_dev_split(folder
     beir.write(folder / "data", tiny_run.DOCS, tiny_run.QUERIES, qrels)
     assert queries_for_both(folder) == {"d3"}
     assert queries_for_both(folder, dev_split="test") == set(tiny_run.QRELS["test"])
+
+
+def test_batches_hold_as_much_of_a_text_as_training_reads(folder):
+    settings = {"dataset_dir": str(folder / "data"), "tokenizer": str(folder / "spiece.model"), "batch_size": 1}
+    settings["cache_dir"] = str(folder / "cache")
+    lengths = {"max_query_length": 8, "max_doc_length": 16}
+    read = flat(beir_pairs)(**settings, **lengths, trained_query_length=4, trained_doc_length=6)
+    short = flat(beir_pairs)(**settings, max_query_length=4, max_doc_length=6)
+    assert (read.query.max_length, read.doc.max_length) == (8, 16)
+    assert read.counts[""]["documents"]["cut_at"] == 6
+    for ours, theirs in itertools.islice(zip(read.batches(0), short.batches(0), strict=True), 3):
+        np.testing.assert_array_equal(ours.query.tokens, theirs.query.tokens)
+        np.testing.assert_array_equal(ours.doc.tokens, theirs.doc.tokens)
+    assert flat(beir_pairs)(**settings, **lengths, trained_doc_length=99).counts[""]["documents"]["cut_at"] == 16
+    with pytest.raises(InputError, match="trained_doc_length is set, but max_passages splits documents at max_doc_length"):
+        flat(beir_pairs)(**settings, **lengths, trained_doc_length=6, max_passages=2)
 
 
 def test_queries_of_a_folder_that_would_not_be_scored_are_trained_on(folder):

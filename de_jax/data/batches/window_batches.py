@@ -172,13 +172,10 @@ def _windows(chunks: Iterator[Examples], size: int, tokenizers: Mapping[str, Tok
         for name, column in chunk.items():
             held.setdefault(name, []).extend(column)
         while len(held["query"]) >= size:
-            yield _window({name: column[:size] for name, column in held.items()}, tokenizers)
+            own = {name: column[:size] for name, column in held.items()}
+            ids = [_hashes(own.get(f"{name}_id") or own[name]) for name in SIDES]
+            yield _Window({name: _store(own, name, tokenizers[name]) for name in SIDES}, np.stack(ids, axis=1))
             held = {name: column[size:] for name, column in held.items()}
-
-
-def _window(examples: Examples, tokenizers: Mapping[str, Tokenizer]) -> _Window:
-    ids = [_hashes(examples.get(f"{name}_id") or examples[name]) for name in SIDES]
-    return _Window({name: _store(examples, name, tokenizers[name]) for name in SIDES}, np.stack(ids, axis=1))
 
 
 def _store(examples: Examples, name: str, tokenizer: Tokenizer) -> TokenStore:

@@ -234,7 +234,7 @@ def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[Doc
     samples: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda path: path.name):
         samples.setdefault(path.name.partition(".txt")[0], []).append(path)
-    texts = [_all_lines(pieces) for pieces in samples.values()]
+    texts = [(line for path in pieces for _, line in read_lines(path, keep_blank=True)) for pieces in samples.values()]
     number = 0
     for number, doc_id in enumerate(doc_ids, start=1):
         queries = [next(lines, None) for lines in texts]
@@ -245,9 +245,3 @@ def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[Doc
     for pieces, lines in zip(samples.values(), texts, strict=True):
         if next(lines, None) is not None:
             raise InputError(f"{pieces[-1]} has more lines than the corpus has documents, {number}; it is of another corpus.")
-
-
-def _all_lines(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        for _, line in read_lines(path, keep_blank=True):
-            yield line

@@ -95,7 +95,8 @@ class _Turns:
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
         self.num_sources, self._sources = len(rates), mixing.turns(rates, seed)
-        self._of_block = functools.lru_cache(maxsize=8)(self._block)
+        steps_of = lambda block: np.arange(block * _STEPS_AT_ONCE, (block + 1) * _STEPS_AT_ONCE)  # noqa: E731
+        self._of_block = functools.lru_cache(maxsize=8)(lambda block: self._sources(steps_of(block)))
 
     def of(self, step: int) -> int:
         """The source of a step's batch."""
@@ -110,9 +111,6 @@ class _Turns:
     def steps_of(self, source: int, start: int) -> Iterator[int]:
         """The steps from `start` on whose batch comes from a source."""
         return (step for step in itertools.count(start) if self.of(step) == source)
-
-    def _block(self, number: int) -> np.ndarray:
-        return self._sources(np.arange(number * _STEPS_AT_ONCE, (number + 1) * _STEPS_AT_ONCE))
 
 
 def _one_source(

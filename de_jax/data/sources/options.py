@@ -10,7 +10,7 @@ from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
-from de_jax.types import FieldName
+from de_jax.types import FieldName, InputError
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -29,6 +29,7 @@ class PairsOptions:
             `[CLS] title [SEP] text [SEP]`; also "url". None keeps the tokenizer's own, and () joins title and text by a blank.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
+        trained_query_length, trained_doc_length: tokens of a text in a batch, if the model shall read more than training does.
         max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
             (ANCE's MaxP; 1 is FirstP). See `DualEncoder.embed` for the effect on the losses.
         dev_split: the split whose judgements score checkpoints; None trains without evaluation, or with the dev set that a folder
@@ -76,6 +77,8 @@ class PairsOptions:
     batch_size: PositiveInt = 512
     max_query_length: PositiveInt = 64
     max_doc_length: PositiveInt = 256
+    trained_query_length: PositiveInt | None = None
+    trained_doc_length: PositiveInt | None = None
     max_passages: PositiveInt = 1
     dev_split: str | None = None
     dev_max_queries: PositiveInt = 1000
@@ -101,6 +104,14 @@ class PairsOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def of_batches(self) -> PairsOptions:
+        """The same with the lengths of batches."""
+        if self.trained_doc_length and self.max_passages > 1:
+            raise InputError("trained_doc_length is set, but max_passages splits documents at max_doc_length; leave it out.")
+        lengths = {"max_query_length": self.trained_query_length, "max_doc_length": self.trained_doc_length}
+        return dataclasses.replace(self, **{name: min(getattr(self, name), own) for name, own in lengths.items() if own})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

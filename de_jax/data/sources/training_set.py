@@ -104,10 +104,12 @@ class TrainingSet(NamedTuple):
 
 def _counts(pairs: TrainingPairs, part: TrainingSet) -> dict[str, Any]:
     """The counts of one source; lengths are in tokens."""
-    sides: dict[str, Any] = {}
-    for side, (name, store, own) in enumerate(zip(("queries", "documents"), pairs.stores, (part.query, part.doc), strict=True)):
+    assert isinstance(part.batches, PairBatches)
+    sides, options = dict[str, Any](), part.batches.options
+    kinds = (("queries", options.max_query_length, 1), ("documents", options.max_doc_length, options.max_passages))
+    for side, (store, (name, length, passages)) in enumerate(zip(pairs.stores, kinds, strict=True)):
         rows, around = np.unique(pairs.pairs[:, side]), len(store.prefix_ids) + len(store.suffix_ids)
-        lengths, most = np.asarray(store.lengths(sys.maxsize)[rows]), own.max_passages * (own.max_length - around) + around
+        lengths, most = np.asarray(store.lengths(sys.maxsize)[rows]), passages * (length - around) + around
         sides[name] = {
             "trained_on": len(rows),
             "copies": len(rows) - len(np.unique(pairs.first(("query", "doc")[side], rows))),
@@ -116,8 +118,7 @@ def _counts(pairs: TrainingPairs, part: TrainingSet) -> dict[str, Any]:
             "cut": int(np.count_nonzero(lengths > most)),
         }
     negatives = {} if pairs.neg_docs is None else {"negatives": negative_counts(np.sum(np.asarray(pairs.neg_docs) >= 0, axis=1))}
-    left_out = part.batches.num_left_out if isinstance(part.batches, PairBatches) else None
-    return {"name": pairs.name, "pairs": len(pairs.pairs), "left_out_of_an_epoch": left_out, **sides, **negatives}
+    return {"name": pairs.name, "pairs": len(pairs.pairs), "left_out_of_an_epoch": part.batches.num_left_out, **sides, **negatives}
 
 
 def quantiles(lengths: np.ndarray) -> dict[str, int]:
@@ -237,15 +238,17 @@ def qrel_pairs(
 
 def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
     """The data that a trainer reads from any source of pairs."""
+    read, options = options, options.of_batches
     for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
-    query = Side(pairs.query_tokenizer, options.max_query_length)
-    doc = Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
+    query = Side(pairs.query_tokenizer, read.max_query_length)
+    doc = Side(pairs.doc_tokenizer, read.max_doc_length, read.max_passages)
     passages = passages_of(pairs.doc_store, doc) if doc.max_passages > 1 else None
     pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
-    pairs = pairs.with_equal_texts(query, doc)
+    in_batches = (query, options.max_query_length), (doc, options.max_doc_length)
+    pairs = pairs.with_equal_texts(*(side._replace(max_length=length) for side, length in in_batches))
     _tell_cut(pairs, options)
     num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
     own = {name: rows for name in num_drawn if (rows := getattr(pairs, name)) is not None}

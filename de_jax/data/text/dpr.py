@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from de_jax.data.text import beir, input_policy, table_files
 from de_jax.data.text.fields import document
@@ -21,12 +21,7 @@ from de_jax.files import folders, json_objects
 from de_jax.settings import Maybe, Record, list_of, nullable, text_id
 from de_jax.types import InputError
 
-
-def _passage_id(value: Any) -> str:
-    return text_id(value) if value != "" else ""
-
-
-_ID = Maybe(nullable(_passage_id), None)
+_ID = Maybe(nullable(lambda value: text_id(value) if value != "" else ""), None)
 _PASSAGE = Record({"title": Maybe(nullable(str), None), "text": str, "passage_id": _ID, "psg_id": _ID})
 _QUESTION = Record({"question": str, "positive_ctxs": list_of(_PASSAGE), "hard_negative_ctxs": Maybe(list_of(_PASSAGE), [])})
 _COLUMNS = ("id", "title", "text")
