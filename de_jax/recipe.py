@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from de_jax import losses
 from de_jax.data.sources import options as data_options
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.training_set import TrainingSet
+from de_jax.data.sources.training_set import TrainingSet, of_batches
 from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.losses.combination import fields_read, parts
@@ -208,7 +208,7 @@ class Recipe:
     @property
     def options(self) -> PairsOptions | None:
         """The settings of the source of pairs, where it has such; of a mixture those of its first, with the longest lengths."""
-        known = [options.of_batches for source in self.sources if (options := data_options.options_of(source))]
+        known = [of_batches(options) for source in self.sources if (options := data_options.options_of(source))]
         if not known:
             return None
         lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}

@@ -10,7 +10,7 @@ from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
-from de_jax.types import FieldName, InputError
+from de_jax.types import FieldName
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
@@ -104,14 +104,6 @@ class PairsOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    @property
-    def of_batches(self) -> PairsOptions:
-        """The same with the lengths of batches."""
-        if self.trained_doc_length and self.max_passages > 1:
-            raise InputError("trained_doc_length is set, but max_passages splits documents at max_doc_length; leave it out.")
-        lengths = {"max_query_length": self.trained_query_length, "max_doc_length": self.trained_doc_length}
-        return dataclasses.replace(self, **{name: min(getattr(self, name), own) for name, own in lengths.items() if own})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

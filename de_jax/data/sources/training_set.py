@@ -236,9 +236,18 @@ def qrel_pairs(
     return np.stack(columns, axis=1).astype(np.int32)
 
 
+def of_batches(options: PairsOptions) -> PairsOptions:
+    """The same with the lengths of batches."""
+    if options.trained_doc_length and options.max_passages > 1:
+        raise InputError("trained_doc_length is set, but max_passages splits documents at max_doc_length; leave it out.")
+    lengths = {"max_query_length": options.trained_query_length, "max_doc_length": options.trained_doc_length}
+    own = {name: min(getattr(options, name), length) for name, length in lengths.items() if length}
+    return dataclasses.replace(options, **own) if own else options
+
+
 def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> TrainingSet:
     """The data that a trainer reads from any source of pairs."""
-    read, options = options, options.of_batches
+    read, options = options, of_batches(options)
     for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
         body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     if options.curriculum:
