@@ -191,7 +191,7 @@ def _texts(run: Run, dataset_dir: Path, split: str, *, skip_empty: bool, keep_id
     pairs = TrainingPairs(
         beir.folder_of(dataset_dir).resolve().name, *stores, qrel_pairs(qrels, *stores), {}, passages, not keep_identical_ids
     )
-    return pairs.with_equal_texts(run.query, run.doc)
+    return pairs.with_equal_texts(run.query.max_length, run.doc.max_length, run.doc.max_passages)
 
 
 def _written(

@@ -165,6 +165,23 @@ def test_a_document_of_two_sources_over_one_corpus_is_one_document(source, tmp_p
     assert max(batch.doc_id.max() for batch in take(data.batches(0), 5)) < 24
 
 
+@pytest.mark.parametrize("mode", ["one_source", "mixed"])
+def test_texts_are_told_apart_by_what_batches_hold_of_them(source, tmp_path, mode):
+    docs, queries = small_texts()
+    longer = [(doc_id, "", f"{text} pepper") for doc_id, _, text in docs]
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(20)}}
+    for name, texts in (("whole", docs), ("other", longer)):
+        beir.write(tmp_path / name, texts, queries, qrels)
+    read, cut = (
+        mixed_pairs({name: source(tmp_path / name, **length) for name in ("whole", "other")}, mode=mode)
+        for length in ({"max_doc_length": 200, "trained_doc_length": 12}, {"max_doc_length": 12})
+    )
+    assert (read.doc.max_length, cut.doc.max_length) == (200, 12)
+    for ours, theirs in zip(take(read.batches(0), 8), take(cut.batches(0), 8), strict=True):
+        assert_same(ours, theirs)
+    assert max(batch.doc_id.max() for batch in take(cut.batches(0), 8)) < 24  # the other source has the same beginnings
+
+
 def test_mixed_batches_hold_the_shares_and_a_source_may_be_smaller_than_a_batch(source):
     sources = {"big": source("big", batch_size=25), "small": source("small", batch_size=25)}
     with pytest.raises(InputError, match="source 'small' of the mixture: batch_size 25 is more than the 20 training pairs"):

@@ -13,7 +13,6 @@ from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore
-from de_jax.data.text.sides import Side
 from de_jax.mining import miner
 from de_jax.mining.miner import Embedded, Miner, mine, mine_bm25
 from de_jax.training.run.run_folder import Run
@@ -165,7 +164,7 @@ def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
 
 def test_a_copy_of_a_positive_is_no_negative_and_copies_are_mined_once(stores, embedded):
     """d5 has the text of d0, and q2 that of q4."""
-    texts = TrainingPairs("toy", *stores, PAIRS, {}).with_equal_texts(Side(None, 64), Side(None, 64))
+    texts = TrainingPairs("toy", *stores, PAIRS, {}).with_equal_texts(64, 64)
     assert texts.by_text[2].tolist() == [2, 3]
     assert texts.by_text[3].tolist() == [2, 8]
     of_text = Embedded(8, np.array([0, 2, 6]), embedded.queries[:3], embedded.docs, None, {})

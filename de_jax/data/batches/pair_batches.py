@@ -26,7 +26,6 @@ from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows
 from de_jax.data.text import beir
 from de_jax.data.text.passages import PassageStore
-from de_jax.data.text.sides import Side
 from de_jax.files import folders, outputs
 from de_jax.types import PADDING_ID, Batch, InputError
 
@@ -77,16 +76,15 @@ class TrainingPairs(NamedTuple):
         judged = json.dumps(dev_qrels, sort_keys=True) if dev_qrels is not None else ""
         return folders.key_of(*(store.content_hash for store in self.stores), rows, judged)
 
-    def with_equal_texts(self, query: Side, doc: Side) -> TrainingPairs:
+    def with_equal_texts(self, query_length: int, doc_length: int, max_passages: int = 1) -> TrainingPairs:
         """The same pairs, which know their texts: texts that a tower cannot tell apart are one, whatever their ids are."""
-        query_texts, doc_texts = self.texts(query, doc)
+        query_texts, doc_texts = self.texts(query_length, doc_length, max_passages)
         return self._replace(first_queries=first_rows(query_texts), first_docs=first_rows(doc_texts))
 
-    def texts(self, query: Side, doc: Side) -> tuple[tuple[TokenStore, int], tuple[TokenStore, int]]:
+    def texts(self, query_length: int, doc_length: int, max_passages: int) -> tuple[tuple[TokenStore, int], tuple[TokenStore, int]]:
         """Each store with the tokens of a text that a tower sees, in all passages."""
         specials = len(self.doc_store.prefix_ids) + len(self.doc_store.suffix_ids)
-        doc_length = doc.max_passages * (doc.max_length - specials) + specials
-        return (self.query_store, query.max_length), (self.doc_store, doc_length)
+        return (self.query_store, query_length), (self.doc_store, max_passages * (doc_length - specials) + specials)
 
     def first(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The first rows with the texts of `rows`, which a batch calls "query", "doc", "neg_docs" or "neg_queries"."""

@@ -66,7 +66,7 @@ def mixed_pairs(
     parts = [part.batches for part in opened.values() if isinstance(part.batches, PairBatches)]
     rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
-    queries, docs = (_joined(opened, parts, kind) for kind in (0, 1))
+    queries, docs = (_joined(names, parts, kind) for kind in (0, 1))
     turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
         _tell_idle(names, turns.before(share.num_steps), share.num_steps)
@@ -169,10 +169,11 @@ def _tell_idle(names: Sequence[str], num_batches: Sequence[int], num_steps: int)
             )
 
 
-def _joined(opened: Mapping[str, TrainingSet], parts: Sequence[PairBatches], kind: int) -> JoinedStore:
+def _joined(names: Sequence[str], parts: Sequence[PairBatches], kind: int) -> JoinedStore:
     """The queries or the documents of all sources."""
-    named = zip(opened.items(), parts, strict=True)
-    return JoinedStore({name: part.pairs.texts(own.query, own.doc)[kind] for (name, own), part in named})
+    options = [(one.max_query_length, one.max_doc_length, one.max_passages) for one in (part.options for part in parts)]
+    texts = [part.pairs.texts(*own)[kind] for part, own in zip(parts, options, strict=True)]
+    return JoinedStore(dict(zip(names, texts, strict=True)))
 
 
 def _size(part: PairBatches) -> int:

@@ -256,8 +256,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     doc = Side(pairs.doc_tokenizer, read.max_doc_length, read.max_passages)
     passages = passages_of(pairs.doc_store, doc) if doc.max_passages > 1 else None
     pairs = pairs._replace(passages=passages, drop_identical_ids=not options.keep_identical_ids)
-    in_batches = (query, options.max_query_length), (doc, options.max_doc_length)
-    pairs = pairs.with_equal_texts(*(side._replace(max_length=length) for side, length in in_batches))
+    pairs = pairs.with_equal_texts(options.max_query_length, options.max_doc_length, options.max_passages)
     _tell_cut(pairs, options)
     num_drawn = {name: getattr(options, f"num_{name}") for name in ("neg_docs", "neg_queries")}
     own = {name: rows for name in num_drawn if (rows := getattr(pairs, name)) is not None}
