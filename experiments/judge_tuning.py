@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import csv
+import functools
 import itertools
 import json
 import shutil
@@ -75,7 +76,8 @@ def _jobs() -> list[str]:
     kinds += [f"shuffled-medquad-{seed}" for seed in range(SHUFFLES)]
     kinds += [f"{kind}-{one}-{seed}" for seed, one, kind in itertools.product(SEEDS[1:], SETS, ("fine_tune", "peer"))]
     kinds += [f"{kind}-medquad-{seed}" for seed, kind in itertools.product(SEEDS, ("noisy", "few"))]
-    kinds += [f"grid-{one}-0" for one in SETS] + [f"taught-scifact-{seed}" for seed in SEEDS]
+    kinds += [f"grid-{one}-0" for one in SETS]
+    kinds += [f"{job}-{seed}" for seed, job in itertools.product(SEEDS, ("taught-scifact", "one_direction-tldr-pages"))]
     return kinds + [f"tune-{one}-{seed}" for seed, one in itertools.product(SEEDS[1:], SETS)]
 
 
@@ -163,18 +165,32 @@ def _start(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     return {"test": _tested(de_jax.load(args.model), args.out_dir / "data" / of_set)}
 
 
-def _fine_tune(args: argparse.Namespace, of_set: str, seed: int, teacher: str | None = None) -> dict[str, Any]:
+def _fine_tune(args: argparse.Namespace, of_set: str, seed: int, *, arm: str = "fine_tune", **settings: Any) -> dict[str, Any]:
+    """Beside the scores on the test split those of the held-out queries, by which a setting is chosen."""
     import de_jax
 
     table = args.out_dir / "data" / f"{of_set}.csv"
     steps = -(-len(_rows(table)) // BATCH_SIZE)
-    run_dir = args.out_dir / "runs" / f"{'taught' if teacher else 'fine_tune'}-{of_set}-{seed}"
-    model = de_jax.fine_tune(args.model, str(table), run_dir=run_dir, num_steps=steps, teacher=teacher, seed=seed)
-    return {"test": _tested(model, args.out_dir / "data" / of_set), "verdict": model.scores, "num_steps": steps}
+    run_dir = args.out_dir / "runs" / f"{arm}-{of_set}-{seed}"
+    model = de_jax.fine_tune(args.model, str(table), run_dir=run_dir, num_steps=steps, seed=seed, **settings)
+    held_out = outputs.read_json(run_dir / "dev_scores.json")[""]["after"]
+    return {
+        "test": _tested(model, args.out_dir / "data" / of_set),
+        "held_out": held_out,
+        "verdict": model.scores,
+        "num_steps": steps,
+    }
 
 
 def _taught(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
-    return _fine_tune(args, of_set, seed, args.teacher)
+    return _fine_tune(args, of_set, seed, arm="taught", teacher=args.teacher)
+
+
+def _one_direction(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    from de_jax import losses
+
+    loss = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
+    return _fine_tune(args, of_set, seed, arm="one_direction", loss=loss)
 
 
 def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
@@ -291,6 +307,7 @@ JOBS = {
     "start": _start,
     "fine_tune": _fine_tune,
     "taught": _taught,
+    "one_direction": _one_direction,
     "peer": _peer,
     "tune": _tune,
     "shuffled": _shuffled,
