@@ -77,7 +77,8 @@ def _jobs() -> list[str]:
     kinds += [f"{kind}-{one}-{seed}" for seed, one, kind in itertools.product(SEEDS[1:], SETS, ("fine_tune", "peer"))]
     kinds += [f"{kind}-medquad-{seed}" for seed, kind in itertools.product(SEEDS, ("noisy", "few"))]
     kinds += [f"grid-{one}-0" for one in SETS]
-    kinds += [f"{job}-{seed}" for seed, job in itertools.product(SEEDS, ("taught-scifact", "one_direction-tldr-pages"))]
+    causes = ("taught-scifact", "one_direction-tldr-pages", "whole-tldr-pages")
+    kinds += [f"{job}-{seed}" for seed, job in itertools.product(SEEDS, causes)]
     return kinds + [f"tune-{one}-{seed}" for seed, one in itertools.product(SEEDS[1:], SETS)]
 
 
@@ -191,6 +192,14 @@ def _one_direction(args: argparse.Namespace, of_set: str, seed: int) -> dict[str
 
     loss = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     return _fine_tune(args, of_set, seed, arm="one_direction", loss=loss)
+
+
+def _whole(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """The whole table is trained on: twenty questions of another set are in the place of those held out."""
+    of_other = _rows(args.out_dir / "data" / f"{next(one for one in SETS if one != of_set)}.csv")[:20]
+    questions = args.out_dir / "data" / f"not_{of_set}.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in of_other), encoding="utf-8")
+    return _fine_tune(args, of_set, seed, arm="whole", questions=str(questions))
 
 
 def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
@@ -308,6 +317,7 @@ JOBS = {
     "fine_tune": _fine_tune,
     "taught": _taught,
     "one_direction": _one_direction,
+    "whole": _whole,
     "peer": _peer,
     "tune": _tune,
     "shuffled": _shuffled,
