@@ -356,6 +356,10 @@ def _report(out_dir: Path) -> dict[str, Any]:
                     "interval": [round(middle - half, 5), round(middle + half, 5)],
                     "p": significance.permutation_test(differences),
                 }
+                pairs = zip(seeds, scores[of_set, beside], strict=False)
+                both = np.array([significance.paired_differences(one, other) for one, other in pairs])
+                if len(both) > 1:
+                    own[f"beside_{beside}"]["over_seeds"] = significance.over_seeds(both)._asdict()
     verdicts = {
         job: one.get("sentence") or one["verdict"]["sentence"] for job, one in found.items() if {"sentence", "verdict"} & one.keys()
     }
