@@ -271,6 +271,20 @@ def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabu
     assert not [path for path in (tmp_path / "none").rglob("*") if path.is_dir()]
 
 
+def test_queries_that_are_their_own_documents_score_nothing(vocabulary, tmp_path):
+    rows = [{"query": f"apple {i}", "doc": f"apple {i}"} for i in range(40)]
+    read = functools.partial(opened, rows, vocabulary, tmp_path, batch_size=2)
+    with (
+        pytest.warns(UserWarning, match="judgements dropped"),
+        pytest.raises(
+            InputError, match="each held-out query is its own only document, so none could be scored; set dev_fraction to 0"
+        ),
+    ):
+        read(dev_fraction=0.25)
+    assert read(dev_fraction=0.0).dev is None
+    assert read(dev_fraction=0.25, keep_identical_ids=True).dev
+
+
 def test_a_folder_that_cannot_be_opened_does_not_appear(vocabulary, tmp_path, monkeypatch):
     opened_folder = pair_store._open
 

@@ -422,6 +422,8 @@ def dev_set(
     sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]
     if not keep_identical_ids:
         input_policy.tell_identical("dev split", qrels)
+        if qrels and all(qrels[one].keys() <= {one} for one in qrels):
+            raise InputError("each held-out query is its own only document, so none could be scored; set dev_fraction to 0.")
     empty = set(queries.skipped_ids)
     query_rows = np.asarray([queries.row_of(query_id) for query_id in sampled if query_id not in empty], np.int64)
     doc_rows = np.sort(np.concatenate([relevant, sample]))
