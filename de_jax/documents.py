@@ -48,13 +48,13 @@ def is_alone(path: object) -> bool:
     """Whether a path is a folder of documents without judgements: of a corpus in the BEIR layout, or of text files."""
     if not isinstance(path, str | Path) or not Path(path).is_dir() or (Path(path) / "qrels").is_dir():
         return False
-    return bool(_corpus(Path(path)) or next(_text_files(Path(path)), None))
+    return any(Path(path).glob("corpus.*")) or any(_text_files(Path(path)))
 
 
 def read(path: str | Path) -> list[Document]:
     """The documents of a folder: of its corpus.jsonl or corpus.tsv, or the sections of its text files."""
     folder = Path(path)
-    if _corpus(folder):
+    if any(folder.glob("corpus.*")):
         texts = beir.iter_docs(beir.find_file(folder, "corpus"), skip_empty=True)
         found = [Document(name, field_of(text, "title"), field_of(text, "text")) for name, text in texts]
     else:
@@ -153,10 +153,6 @@ def _sections(file: Path, name: str) -> Iterator[Document]:
             number += 1
         if heading:
             title, begin = heading[1] or heading[2], heading.end()
-
-
-def _corpus(folder: Path) -> list[Path]:
-    return sorted(folder.glob("corpus.*"))
 
 
 def _text_files(folder: Path) -> Iterator[Path]:

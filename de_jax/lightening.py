@@ -56,6 +56,7 @@ def lighten(
     max_query_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.1,
+    skip_bad_rows: bool = False,
     seed: Seed = 0,
 ) -> Light:
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
@@ -65,19 +66,19 @@ def lighten(
     query; the same call continues after a stop.
 
     Args:
-        model, pairs, run_dir, num_steps, batch_size, max_query_length, columns, dev_fraction, seed: as of `fine_tune`.
+        model, pairs, run_dir, epochs, num_steps, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of
+            `fine_tune`.
         layers: of the light query tower; less than the model's.
-        epochs: passes over the pairs.
         learning_rate: the highest, of the query tower.
 
     Raises:
         InputError: as of `fine_tune`, too many layers, or no held-out query.
     """
     local, source = addresses.local(run_dir), source_of(model)
-    data = data_of(pairs, columns, dev_fraction)
+    data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
     depth = getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", None)
     if depth is not None and layers >= depth:
-        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
+        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer, at least 1.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
     options = options_of(source, seed=seed, **given)
     options, num_pairs = fitted(data, options, is_set={**given, "max_doc_length": options.max_doc_length})

@@ -24,8 +24,7 @@ from de_jax.data.stores.corpus import TokenStore, tokenized
 from de_jax.data.text.fields import document
 from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import bare, with_prompt
-from de_jax.files import addresses
-from de_jax.files.outputs import progress_bar
+from de_jax.files import addresses, folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.retrieval import encode, quantization
@@ -104,21 +103,15 @@ def load(
         if not isinstance(prompt, str | None):
             raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
     mesh = sharding.make_mesh(devices=_chosen(devices))
-    run = any_model.open_model(
-        source,
-        step,
-        dtype=None if dtype == "auto" else dtype,
-        pooling=pooling,
-        tokenizer=tokenizer,
-        query_prompt=query_prompt,
-        doc_prompt=doc_prompt,
-        doc_fields=doc_fields,
-        special_tokens=special_tokens,
-    )
+    own: dict[str, Any] = {"pooling": pooling, "tokenizer": tokenizer, "special_tokens": special_tokens}
+    own |= {"query_prompt": query_prompt, "doc_prompt": doc_prompt, "doc_fields": doc_fields}
+    run = any_model.open_model(source, step, dtype=None if dtype == "auto" else dtype, **own)
     for note in run.notes:
         warnings.warn(note, stacklevel=2)
     run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
-    return Model(run._replace(backend=backend), truncate_dim=truncate_dim, dtype=dtype)
+    is_other = any(value is not None for value in (*own.values(), step, truncate_dim))
+    origin = None if is_other else run.source or str(run.run_dir)
+    return Model(run._replace(backend=backend), truncate_dim=truncate_dim, dtype=dtype, origin=origin)
 
 
 def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
@@ -146,7 +139,9 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     params = jax.tree.map(
         lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *(m.run.params for m in models)
     )
-    return Model(first._replace(params=params, source=None), dtype="auto")
+    run = first._replace(params=params, source=first.source or next(iter(origins(first.run_dir)), None))
+    results = outputs.cache_dir() / "models" / folders.key_of(encode.name_with_hashes("merged", run)) / "merged"
+    return Model(run._replace(run_dir=results), dtype="auto")
 
 
 def _kind(run: Run) -> Any:
@@ -166,6 +161,7 @@ class Model:
         truncate_dim: dimensions that are kept; None for all.
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
+        origin: what `load` makes the same model of, without options; None of a merged model, for example.
     """
 
     if not TYPE_CHECKING:
@@ -176,14 +172,14 @@ class Model:
                 raise AttributeError(f"a Model has no {name!r}; take {_OUR_NAMES[name]}")
             return self.__getattribute__(name)
 
-    def __init__(self, run: Run, *, truncate_dim: int | None = None, dtype: str | None = None) -> None:
+    def __init__(self, run: Run, *, truncate_dim: int | None = None, dtype: str | None = None, origin: str | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
         check_value("truncate_dim", truncate_dim, PositiveInt | None)
         if truncate_dim is not None and truncate_dim > dim:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
-        self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
+        self.embedding_dim, self.max_passages, self.origin = self.truncate_dim or dim, run.doc.max_passages, origin
         dtype = "float32" if run.backend.startswith("onnx") else sharding.precision(dtype)
         self.encoding = run._replace(model=run.model.with_dtype(dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
@@ -418,7 +414,11 @@ class Model:
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:
             batching = {"tokens_per_batch": int(batch_tokens)}
-        shown = progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts") if progress else contextlib.nullcontext()
+        shown = (
+            outputs.progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts")
+            if progress
+            else contextlib.nullcontext()
+        )
         with shown as bar:
             options = encode.run_options(self.run, tower, {"max_length": max_length, **batching})
             found = encode.encode(self._encoder(tower), read, **options, **({} if bar is None else {"progress": bar.update}))

@@ -25,9 +25,10 @@ from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, outputs, reading
 from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
-from de_jax.settings import LocalPath, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.settings import LocalPath, Maybe, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import RUN
 from de_jax.tuning import RATE, TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, rate_of, recipe_of, source_of, teach
 from de_jax.types import InputError
 
@@ -54,6 +55,8 @@ PROBE_STEPS = 20
 MOST_DOCS = 5000
 """Documents that held-out queries are scored among."""
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
+PLAN = Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt), "asked": Maybe(map_of(Any), {})})
+PLANNED = dataclasses.replace(RUN, otherwise="repeat the call that began it, or take another run_dir")
 
 
 class Tuned(NamedTuple):
@@ -80,6 +83,7 @@ def tune(
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.2,
     questions: str | Path | None = None,
+    skip_bad_rows: bool = False,
     seed: Seed = 0,
 ) -> Tuned:
     """Trains a model on pairs in several ways and gives the best, or the model as it was if none is better for certain.
@@ -89,8 +93,8 @@ def tune(
     written before the first trial; the same call continues after a stop.
 
     Args:
-        model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, seed: as of `fine_tune`. Documents alone,
-            without questions, are trained on once, as nothing could choose or judge.
+        model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, skip_bad_rows, seed: as of `fine_tune`.
+            Documents alone, without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
         minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
         trials: how many settings are tried, at most 8, with a teacher 10.
@@ -110,17 +114,19 @@ def tune(
         trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
     command.keep_compiled()  # for trials that differ in numbers alone
-    data = data_of(pairs, columns, dev_fraction, questions, teacher)
+    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
-    dev = data(options=options, share=Share()).dev
-    _check_enough(dev.qrels if dev else ())
+    opened = data(options=options, share=Share())
+    _check_enough((dev := opened.dev).qrels if opened.dev else ())
     assert dev is not None
+    local = str(Path(source).resolve()) if Path(source).exists() else source
+    asked = {"model": local, "has_teacher": bool(teacher), "minutes": minutes, "trials": trials, "seed": seed, **given}
     if teacher:
         teach(options, source_of(teacher), data, folder / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
     trial = functools.partial(_trial, source, data, options)
-    plan = _plan(folder, trial, minutes=minutes, arms=arms[:trials], batch_size=options.batch_size, num_pairs=num_pairs)
+    plan = _plan(folder, trial, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], options.batch_size, num_pairs)
     scored = _trials(folder, trial, plan)
     best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(scored[name]["after"])[0]))
     between = _between(load(source), load(folder / "trials" / best))
@@ -157,20 +163,21 @@ def _trial(
 
 
 def _plan(
-    folder: Path, trial: Callable[..., None], *, minutes: float, arms: Sequence[dict[str, Any]], batch_size: int, num_pairs: int
+    folder: Path, trial: Callable[..., None], asked: Mapping[str, Any], arms: Sequence[dict[str, Any]], batch_size: int, pairs: int
 ) -> dict[str, Any]:
-    """The arms and the updates of a trial in each round; written before the first trial, and kept."""
+    """The arms and the updates of a trial in each round; written before the first trial, and kept for the same call."""
     path = folder / PLAN_FILE
     if not path.is_file():
         trial(folder / "probe", arms[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
         pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
         rounds = (len(arms) - 1).bit_length() + 1
-        in_all = 60 * minutes * pairs_per_second / batch_size
-        most = MOST_EPOCHS * num_pairs / batch_size
+        in_all = 60 * asked["minutes"] * pairs_per_second / batch_size
+        most = MOST_EPOCHS * pairs / batch_size
         first = max(1, int(min(in_all / (rounds * len(arms)), most / 2 ** (rounds - 1))))
-        outputs.write_json(path, {"arms": list(arms), "steps": [first * 2**place for place in range(rounds)]})
-    plan: dict[str, Any] = reading.read_json(path, Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt)}))
+        outputs.write_json(path, {"arms": list(arms), "steps": [first * 2**place for place in range(rounds)], "asked": asked})
+    plan: dict[str, Any] = reading.read_json(path, PLAN)
+    PLANNED.require_same(folder, {**asked, **plan["asked"]}, asked)  # a plan of an earlier version does not name its call
     return plan
 
 
@@ -194,7 +201,7 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
 
 def _between(start: Model, trained: Model) -> dict[float, Model]:
     """The models on the line from the start's parameters to the trained ones."""
-    start = Model(start.run._replace(query=trained.run.query, doc=trained.run.doc), dtype="auto")
+    start = Model(start.run._replace(query=trained.run.query, doc=trained.run.doc), dtype="auto", origin=start.origin)
     return {0.0: start} | {part: merge([start, trained], [1 - part, part]) for part in PARTS}
 
 

@@ -75,6 +75,7 @@ def fine_tune(
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.1,
     questions: str | Path | None = None,
+    skip_bad_rows: bool = False,
     seed: Seed = 0,
 ) -> Model:
     """Trains a model on pairs, and compares it with its start on held-out queries; the same call continues after a stop.
@@ -102,6 +103,7 @@ def fine_tune(
         dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
         questions: a table of real questions with their documents, at least ten, which judges instead; for documents alone,
             as queries made from them cannot judge.
+        skip_bad_rows: leave rows that cannot be used out, and count them on stderr, instead of refusing them.
         seed: of the order of the pairs, of dropout and of mining.
 
     Returns:
@@ -111,25 +113,20 @@ def fine_tune(
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
     local, source = addresses.local(run_dir), source_of(model)
-    data = data_of(pairs, columns, dev_fraction, questions, teacher)
+    if adapters and rate_of(source) == RATE_OF_TABLE:
+        raise InputError(f"adapters is {adapters!r}, but {source} is a table of vectors without attention; leave adapters out.")
+    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
-    if negatives == "bm25":
-        mine_once_by_bm25(_texts(data, options), local / "negatives")
     if teacher:
         teach(options, source_of(teacher), data, local / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")
-    recipe = recipe_of(
-        source,
-        data,
-        options,
-        loss=loss_of(loss, temperature, has_teacher=bool(teacher)),
-        num_steps=num_steps or max(1, round(epochs * num_pairs / options.batch_size)),
-        learning_rate=learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1),
-        negatives=negatives,
-        adapters=adapters,
-    )
-    train(recipe, local)
+    if negatives == "bm25":
+        mine_once_by_bm25(_texts(data, options), local / "negatives")
+    steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
+    rate = learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1)
+    method: dict[str, Any] = {"loss": loss_of(loss, temperature, has_teacher=bool(teacher)), "negatives": negatives}
+    train(recipe_of(source, data, options, num_steps=steps, learning_rate=rate, adapters=adapters, **method), local)
     return load(local)
 
 
@@ -171,12 +168,9 @@ def recipe_of(
     mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": max(1, num_steps // MINED_TIMES)} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
+    query, doc = (pretrained_tower(source=source, tower=side) for side in TOWERS)
     return Recipe(
-        model=DualEncoder(
-            query=pretrained_tower(source=source, tower="query"),
-            doc=pretrained_tower(source=source, tower="doc"),
-            shared=pretrained_sharing(source=source),
-        ),
+        model=DualEncoder(query=query, doc=doc, shared=pretrained_sharing(source=source)),
         data=functools.partial(data, options=options),
         loss=loss,
         optimization=Optimization(
@@ -231,9 +225,10 @@ def _texts(data: Callable[..., TrainingSet], options: PairsOptions) -> TrainingP
 
 def source_of(model: str | Path | Model) -> str:
     """What names a model in a recipe."""
-    if isinstance(model, Model):
-        return model.run.source or str(model.run.run_dir)
-    return str(model)
+    if isinstance(model, Model) and model.origin is None:
+        is_not_there = "is merged, or was loaded with options such as step or prompts, which training would not know"
+        raise InputError(f"{model!r} {is_not_there}; save it with model.save(<folder>), and give that folder.")
+    return str(model.origin if isinstance(model, Model) else model)
 
 
 def data_of(
@@ -242,29 +237,32 @@ def data_of(
     dev_fraction: float,
     questions: str | Path | None = None,
     teacher: str | Path | Model | None = None,
+    *,
+    skip_bad_rows: bool = False,
 ) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
-    questions = str(questions or "")
-    if questions and sum(bool(one.docs) for one in Reading(Table(questions)).examples()) < FEWEST_QUESTIONS:
+    table = Table(questions := str(questions or ""), skip_bad_rows=skip_bad_rows)
+    if questions and sum(bool(one.docs) for one in Reading(table).examples()) < FEWEST_QUESTIONS:
         raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
-    judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
+    skips = {"skip_bad_rows": True} if skip_bad_rows else {}
+    judged: dict[str, Any] = {**({"dev_path": questions} if questions else {"dev_fraction": dev_fraction}), **skips}
     if not isinstance(pairs, str | Path):
         return functools.partial(table_pairs, _as_rows(pairs), columns=columns, **judged)
     folder = Path(addresses.local(pairs))
     if documents.is_alone(folder):
-        return functools.partial(table_pairs, documents.pairs_of(folder, teacher=teacher), dev_path=questions)
+        return functools.partial(table_pairs, documents.pairs_of(folder, teacher=teacher), dev_path=questions, **skips)
     if not (folder / "qrels").is_dir():
         return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
     for name, given in (("columns", columns), ("questions", questions)):
         if given:
             raise InputError(f"{name} is {given!r}, but {pairs} is a BEIR folder, which says this itself; leave it out.")
-    return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction)
+    return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction, **({"skip_empty": True} if skip_bad_rows else {}))
 
 
 def _as_rows(pairs: Rows) -> Rows:
     """Rows as they are, or dictionaries of (query, document)."""
     if not (isinstance(pairs, list | tuple) and pairs and isinstance(pairs[0], list | tuple)):
         return pairs
-    if (wrong := next((place for place, row in enumerate(pairs) if len(row) != 2), None)) is not None:
-        raise InputError(f"row {wrong} of pairs has {len(pairs[wrong])} texts; give (query, document), or rows as dictionaries.")
+    if (wrong := next((n for n, row in enumerate(pairs) if not isinstance(row, list | tuple) or len(row) != 2), None)) is not None:
+        raise InputError(f"row {wrong} of pairs is {pairs[wrong]!r:.60}; give (query, document) in all, or dictionaries in all.")
     return [{"query": query, "doc": doc} for query, doc in pairs]

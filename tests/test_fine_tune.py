@@ -9,7 +9,7 @@ import pytest
 from often import often
 
 import de_jax
-from de_jax import trainer, trials
+from de_jax import trainer, trials, tuning
 from de_jax.data.text import beir
 from de_jax.evaluation import verdict
 from de_jax.types import InputError
@@ -103,7 +103,9 @@ def test_methods_combine_with_any_source(method, start, tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "options", "match"),
     [
-        ([("red fox",)], {}, "row 0 of pairs has 1 texts"),
+        ([("red fox",)], {}, r"row 0 of pairs is \('red fox',\); give"),
+        ([*PAIRS, None], {}, "row 150 of pairs is None; give"),
+        ([*PAIRS, {"query": "red", "doc": "fox"}], {}, "row 150 of pairs is {'query': 'red', 'doc': 'fox'}; give"),
         (PAIRS, {"loss": "softmax"}, "loss"),
         (PAIRS, {"epochs": 0}, "epochs"),
         ("nowhere.csv", {}, "nowhere.csv"),
@@ -113,6 +115,37 @@ def test_what_cannot_be_trained_on_is_refused(pairs, options, match, start, tmp_
     with pytest.raises(InputError, match=match):
         de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"step": 40}, {"query_prompt": "red "}, {"truncate_dim": 4}, None])
+@pytest.mark.parametrize("role", ["model", "teacher"])
+def test_a_model_that_no_folder_holds_is_refused_until_it_is_saved(role, options, tuned, tmp_path):
+    other = de_jax.merge([tuned[0], tuned[0]]) if options is None else de_jax.load(tuned[1] / "run", **options)
+    with pytest.raises(InputError, match=r"save it with model.save\(<folder>\), and give that folder"):
+        de_jax.fine_tune(**{"model": tuned[0], role: other}, pairs=PAIRS, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_merged_model_has_no_verdict_of_its_first_one(tuned, tmp_path):
+    merged = de_jax.merge([tuned[0], tuned[0]])
+    assert merged.scores["result"] == "not judged"
+    merged.save(tmp_path / "merged", format="safetensors")
+    tuned[0].save(tmp_path / "tuned", format="safetensors")
+    judged = ["held out of training" in (tmp_path / name / "README.md").read_text() for name in ("merged", "tuned")]
+    assert judged == [False, True]
+
+
+def test_bad_rows_are_left_out_if_asked(start, tmp_path):
+    rows = [{"question": query, "answer": doc} for query, doc in PAIRS] + [{"question": "red fox", "answer": float("nan")}]
+    with pytest.raises(InputError, match="row 151: column 'answer' holds nan, not a text; fix the row, or set skip_bad_rows"):
+        de_jax.fine_tune(start, rows, run_dir=tmp_path / "run", **FAST)
+    for asked in (None, tmp_path / "asked.csv"):
+        if asked:
+            asked.write_text("question,answer\n" + "".join(f"{query},{doc}\n" for query, doc in PAIRS) + "red fox,\n")
+        data = tuning.data_of(rows, None, 0.1, asked, skip_bad_rows=True)
+        sizes = {"max_query_length": 8, "max_doc_length": 16, "batch_size": 8}
+        num_pairs = tuning.fitted(data, tuning.options_of(str(start), **sizes), is_set=sizes)[1]
+        assert num_pairs == len(PAIRS) if asked else 100 < num_pairs < len(PAIRS)
 
 
 def test_a_verdict_is_students_and_fishers():
@@ -223,8 +256,8 @@ def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path)
 
 def tuned_by(start, rows, run_dir, monkeypatch, **more):
     monkeypatch.setattr(trials, "ARMS", ({"learning_rate": 1e-9}, {"learning_rate": 3e-3}))
-    sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16}
-    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, minutes=10, dev_fraction=0.5, **sizes, **more)
+    sizes = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16, "minutes": 10, "dev_fraction": 0.5}
+    return de_jax.tune(start, rows, run_dir=run_dir, trials=2, **sizes | more)
 
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
@@ -243,6 +276,15 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
     plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
     monkeypatch.setattr(trials, "train", None)  # all trials are there
+    for other, changed in (
+        ({"minutes": 20}, "minutes 10, not 20"),
+        ({"seed": 1}, "seed 0, not 1"),
+        ({"max_doc_length": 8}, "max_doc_length 16, not 8"),
+        ({"dev_fraction": 0.4}, "pairs '"),
+        ({"rows": PAIRS[:60]}, "pairs '"),
+    ):
+        with pytest.raises(InputError, match=f"tune was begun with {changed}.*; repeat the call that began it, or take another"):
+            tuned_by(start, **{"rows": PAIRS, "run_dir": tmp_path / "tune", "monkeypatch": monkeypatch, **other})
     again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
     assert again.report == found.report
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
@@ -261,6 +303,8 @@ def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
     sizes = {name: value for name, value in FAST.items() if name != "learning_rate"}
     tuned = de_jax.fine_tune(table, PAIRS, run_dir=tmp_path / "tuned", dev_fraction=0.3, **sizes)
     assert tuned.scores["result"] == "better"
+    with pytest.raises(InputError, match=r"adapters is 'lora', but .* is a table of vectors without attention"):
+        de_jax.fine_tune(table, PAIRS, run_dir=tmp_path / "adapted", adapters="lora")
     peaks = {kind: [arm["learning_rate"] for arm in trials.arms_of(str(kind), has_teacher=True)] for kind in (start, table)}
     assert peaks[table] == pytest.approx([2500 * peak for peak in peaks[start]])
     assert not any("adapters" in arm for arm in trials.arms_of(str(table), has_teacher=False))  # it has no layers to adapt

@@ -33,7 +33,7 @@ def tune(pairs: LocalPath, /, **given: Any) -> dict[str, Any]:
     Prints one JSON object. In Python: `de_jax.tune`.
     """
     found = trials.tune(pairs=pairs, **given)
-    return {"sentence": found.sentence, "model": str(found.model.run.run_dir), **found.report}
+    return {"sentence": found.sentence, "model": found.model.origin, **found.report}
 
 
 @like("de_jax.lightening.lighten", "de_jax.tuning.fine_tune")
