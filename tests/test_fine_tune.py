@@ -54,8 +54,11 @@ def test_a_table_gives_a_model_that_knows_that_it_is_better(tuned):
 def test_the_same_call_again_trains_nothing(tuned, start):
     model, folder = tuned
     before = (folder / "run/verdict.json").read_bytes()
-    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
+    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained or written.$"):
         again = de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST)
+    rate_and_data = r"or written; for optimization.learning_rate = 0.5; .*other data than it had, take another run_dir.$"
+    with pytest.warns(UserWarning, match=rate_and_data):
+        de_jax.fine_tune(start, PAIRS[:80], run_dir=folder / "run", dev_fraction=0.3, **{**FAST, "learning_rate": 0.5})
     assert again.scores == model.scores
     assert (folder / "run/verdict.json").read_bytes() == before
 

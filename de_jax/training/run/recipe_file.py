@@ -146,12 +146,7 @@ class _Reader:
 
 
 def keep(recipe: Any, run_dir: Path) -> None:
-    """Writes `recipe.json`; warns if a continued run has other settings.
-
-    Args:
-        recipe: a `Recipe`.
-        run_dir: a run that is described.
-    """
+    """Writes `recipe.json`; warns if a continued run has other settings than this `Recipe`."""
     if changed := changes(recipe, run_dir):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=3)
     if distributed.is_first():
@@ -159,25 +154,32 @@ def keep(recipe: Any, run_dir: Path) -> None:
 
 
 def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
-    """Writes `data.json`, by which a continued run is compared with its data; warns if they are others.
+    """Writes `TrainingSet.fingerprints` to `data.json`, by which a continued run is compared with its data; warns of others."""
+    changed = _changed_data(fingerprints, run_dir)
+    if changed and complete_steps(run_dir / CHECKPOINTS_DIR):
+        warnings.warn(
+            f"{run_dir} continues on {changed}: its best score and what follows from it are of both. For a run on the new data "
+            "alone, take another run_dir.",
+            stacklevel=3,
+        )
+    if distributed.is_first() and (changed or not (run_dir / DATA_FILE).is_file()):
+        write_json(run_dir / DATA_FILE, dict(fingerprints))
 
-    Args:
-        fingerprints: of the sources by name, see `TrainingSet.fingerprints`.
-        run_dir: a run that is described.
-    """
+
+def _changed_data(fingerprints: Mapping[str, str], run_dir: Path) -> str:
+    """In words, that a run's data are other than in its `data.json`; "" if they are the same, or there is no such file."""
     path = run_dir / DATA_FILE
-    before = reading.read_json(path, map_of(str)) if path.is_file() else None
-    if before is not None and complete_steps(run_dir / CHECKPOINTS_DIR):
-        changed = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
-        if changed:
-            sources = f" ({', '.join(changed)})" if any(changed) else ""  # a source that is no mixture has no name
-            warnings.warn(
-                f"{run_dir} continues on other data than it had{sources}: its best score and what follows from it are of both. For "
-                "a run on the new data alone, take another run_dir.",
-                stacklevel=3,
-            )
-    if distributed.is_first() and before != fingerprints:
-        write_json(path, dict(fingerprints))
+    before = reading.read_json(path, map_of(str)) if path.is_file() else fingerprints
+    changed = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
+    sources = f" ({', '.join(changed)})" if any(changed) else ""  # a source that is no mixture has no name
+    return f"other data than it had{sources}" if changed else ""
+
+
+def ended(recipe: Any, fingerprints: Mapping[str, str], run_dir: Path, step: int) -> str:
+    """The sentence about a run that ended before, with what this call would have otherwise."""
+    changed = [*changes(recipe, run_dir), *filter(None, [_changed_data(fingerprints, run_dir)])]
+    other = f"; for {'; '.join(changed)}, take another run_dir" if changed else ""
+    return f"{run_dir} already ended at step {step}; nothing was trained or written{other}."
 
 
 def check_continues(recipe: Any, run_dir: Path) -> None:
