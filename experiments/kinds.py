@@ -37,7 +37,7 @@ from de_jax.data.batches import layout
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir
 from de_jax.files.outputs import atomic_file
-from de_jax.interop.architectures import t5gemma2
+from de_jax.interop.architectures import t5gemma
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
@@ -81,7 +81,7 @@ STARTS = {
     "t5gemma": Start("T5Gemma", GEMMA, "EncoderModel"),
     "t5gemma2": Start("T5Gemma2", GEMMA),
 }
-"""By `model_type`; one for each file in `de_jax/interop/architectures/` with a kind in it."""
+"""By `model_type`; one for each kind in `de_jax/interop/architectures/`."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -204,7 +204,7 @@ def _write_start(start: Start, folder: Path) -> None:
     if start.name == "T5Gemma":
         sizes = {"encoder": sizes, "decoder": sizes, "is_encoder_decoder": False, "vocab_size": VOCAB_SIZE}
     if start.name == "T5Gemma2":
-        encoder = {"text_config": sizes, "vision_config": t5gemma2.NO_IMAGES, "eoi_token_index": VOCAB_SIZE - 1}
+        encoder = {"text_config": sizes, "vision_config": t5gemma.NO_IMAGES, "eoi_token_index": VOCAB_SIZE - 1}
         sizes = {"encoder": encoder, "decoder": sizes, "vocab_size": VOCAB_SIZE}
     of = f"{start.name}TextConfig" if start.suffix == "TextModel" else f"{start.name}Config"
     model = getattr(transformers, start.name + start.suffix)(getattr(transformers, of)(**sizes))

@@ -12,7 +12,7 @@ MOST = {
     "de_jax/doc2query": 530,
     "de_jax/evaluation": 1540,
     "de_jax/files": 1190,
-    "de_jax/interop": 4690,
+    "de_jax/interop": 4540,
     "de_jax/losses": 1800,
     "de_jax/mining": 1210,
     "de_jax/models": 3800,

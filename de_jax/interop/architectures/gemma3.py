@@ -6,7 +6,6 @@ from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
 from de_jax.interop.architectures.kind import Setting, Settings
-from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 
 NORMS = {
@@ -103,10 +102,13 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return json_as(config, pad_id, "gemma3_text", "Gemma3TextModel", **own)
 
 
-def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
-    return rotary.llama_origins(config, pad_id, norms=NORMS, added=1.0)
-
-
-KIND = rotary.encoder_kind(
-    "gemma3_text", KEYS, config_of, json_of, origins_of, heads=(r"(lm_head|score|classifier|qa_outputs)\..*",)
+KINDS = (
+    rotary.encoder_kind(
+        "gemma3_text",
+        KEYS,
+        config_of,
+        json_of,
+        lambda config, pad_id: rotary.llama_origins(config, pad_id, norms=NORMS, added=1.0),
+        heads=(r"(lm_head|score|classifier|qa_outputs)\..*",),
+    ),
 )

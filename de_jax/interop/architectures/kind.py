@@ -1,6 +1,6 @@
 """The kinds of encoders that come from transformers and go back to it: names of settings and arrays, and their places here.
 
-Each kind has a file of its own beside this one. A setting of a configuration file is read, or harmless because no embedding
+Each family has a file of its own beside this one. A setting of a configuration file is read, or harmless because no embedding
 depends on it, or it must say in so many words how a tower works anyway. Any other is refused by name.
 """
 
@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import reprlib
 import sys
@@ -285,46 +286,38 @@ def keys(
 
 FILES = {
     "t5": ("t5", "mt5", "umt5"),
-    "bert": ("bert",),
-    "roberta": ("roberta", "xlm-roberta", "camembert"),
-    "mpnet": ("mpnet",),
-    "distilbert": ("distilbert",),
+    "bert": ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert"),
     "modernbert": ("modernbert",),
-    "nomic": ("nomic_bert",),
-    "gte": ("gte",),
-    "eurobert": ("eurobert",),
-    "llama": ("llama",),
-    "mistral": ("mistral",),
-    "qwen2": ("qwen2",),
-    "qwen3": ("qwen3",),
+    "nomic": ("nomic_bert", "gte"),
+    "llama": ("eurobert", "llama", "mistral", "qwen2", "qwen3"),
     "gemma3": ("gemma3_text",),
-    "t5gemma": ("t5gemma",),
-    "t5gemma2": ("t5gemma2",),
+    "t5gemma": ("t5gemma", "t5gemma2"),
 }
 """The model types of config.json by the file here that reads them, in the order in which one is chosen for an export."""
 MODEL_TYPES = tuple(name for types in FILES.values() for name in types)
 
 
 @functools.cache
-def _kind_in(file: str) -> Kind:
-    kind: Kind = importlib.import_module(f"de_jax.interop.architectures.{file}").KIND
-    return kind
+def kinds_in(file: str) -> tuple[Kind, ...]:
+    """The kinds of a file here, in the order of `FILES`."""
+    kinds: tuple[Kind, ...] = importlib.import_module(f"de_jax.interop.architectures.{file}").KINDS
+    return kinds
 
 
 def kind_of_type(file: object, model_type: object) -> Kind:
     """The kind that a config.json names; raises `InputError` where none has that name."""
-    found = next((name for name, types in FILES.items() if model_type in types), None)
-    if found is None:
-        raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
-    return _kind_in(found)
+    for name, types in FILES.items():
+        if model_type in types:
+            return next(kind for kind in kinds_in(name) if model_type in kind.model_types)
+    raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
 
 
 def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
     """The kind that an encoder, whose vocabulary pads with an id, is saved as; raises `InputError` where transformers has none."""
-    found = next((kind for kind in map(_kind_in, FILES) if kind.holds(config, pad_id)), None)
-    if found is None:
-        raise InputError(
-            f"transformers has no model ({', '.join(MODEL_TYPES)}) for a {type(config).__name__} with these settings and a "
-            f"vocabulary that pads with {pad_id}; export it in the format safetensors."
-        )
-    return found
+    for kind in itertools.chain.from_iterable(map(kinds_in, FILES)):
+        if kind.holds(config, pad_id):
+            return kind
+    raise InputError(
+        f"transformers has no model ({', '.join(MODEL_TYPES)}) for a {type(config).__name__} with these settings and a "
+        f"vocabulary that pads with {pad_id}; export it in the format safetensors."
+    )

@@ -1,4 +1,8 @@
-"""Llama, and the settings common to its family: causal, grouped heads, norms before each half, gated by silu."""
+"""Llama and its family: causal, with grouped heads and norms before each half, gated by silu.
+
+Mistral's layers may all be local; Qwen2 has biases of queries, keys and values; Qwen3 normalises queries and keys, head by head;
+EuroBERT reads in both directions.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from de_jax.models.rotary import RotaryConfig
 
 NORMS = {"pre_attention_layer_norm": "input_layernorm", "pre_mlp_layer_norm": "post_attention_layernorm"}
 BASE = 10_000.0
+WINDOW = 4096  # Mistral's
 SCALINGS = ("linear", "llama3", "yarn")
 HEADS = (r"(lm_head|score|classifier|dense|qa_outputs)\..*",)
 TABLE = {
@@ -80,12 +85,82 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return rotary.llama_origins(config, pad_id, norms=NORMS)
 
 
-def config_of(settings: Settings) -> RotaryConfig:
+def mistral_of(settings: Settings) -> RotaryConfig:
+    found = fields(settings, num_key_value_heads=8)
+    if settings.values.get("sliding_window", WINDOW) is None:
+        return RotaryConfig(**found)
+    window = settings.size("sliding_window", WINDOW, at_least=2)
+    if "rope_scaling" in found:
+        settings.require("rope_type", found["rope_scaling"], "default")  # local layers have no other
+    return RotaryConfig(
+        **found
+        | {
+            "global_every": found["num_layers"] + 1,
+            "first_global": found["num_layers"],
+            "window": window - 1 if found["causal"] else window,
+            "local_rope_base": found["rope_base"],
+        }
+    )
+
+
+def mistral_json(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    own: dict[str, Any] = {"sliding_window": None}
+    if rotary.LOCAL in rotary.layer_types(config):
+        window = config.window + 1 if config.causal else config.window
+        own = {"rope_theta": config.local_rope_base, "sliding_window": window}
+    return json_as(config, pad_id, "mistral", "MistralModel", **own)
+
+
+def qwen2_of(settings: Settings) -> RotaryConfig:
+    rotary.require_global(settings)
+    return RotaryConfig(**fields(settings, num_key_value_heads=32), attention_bias=True, out_bias=False)
+
+
+def qwen2_json(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    sliding = {"layer_types": rotary.layer_types(config), "use_sliding_window": False}
+    return json_as(config, pad_id, "qwen2", "Qwen2Model", **sliding)
+
+
+def qwen3_of(settings: Settings) -> RotaryConfig:
+    rotary.require_global(settings)
+    found = fields(settings, num_key_value_heads=32, head_dim=128)
+    return RotaryConfig(**found, qk_norm=True, attention_bias=settings.flag("attention_bias", False))
+
+
+def qwen3_json(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    own = {"attention_bias": config.attention_bias, "layer_types": rotary.layer_types(config), "use_sliding_window": False}
+    return json_as(config, pad_id, "qwen3", "Qwen3Model", **own)
+
+
+def eurobert_of(settings: Settings) -> RotaryConfig:
+    return RotaryConfig(**fields(settings, TABLE | BIASES, rms_norm_eps=1e-5) | {"causal": False})
+
+
+def eurobert_json(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    values = json_as(config, pad_id, "eurobert", "EuroBertModel", **biases_json(config))
+    return {name: value for name, value in values.items() if name != "is_causal"}
+
+
+def llama_of(settings: Settings) -> RotaryConfig:
     return RotaryConfig(**fields(settings, TABLE | BIASES))
 
 
-def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+def llama_json(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return json_as(config, pad_id, "llama", "LlamaModel", **biases_json(config))
 
 
-KIND = rotary.encoder_kind("llama", keys("is_causal attention_bias mlp_bias"), config_of, json_of, origins_of, heads=HEADS)
+# The published files of EuroBERT name the code that transformers has taken in since.
+EUROBERT_KEYS = keys(
+    "attention_bias mlp_bias", "auto_map (bos|eos|pad|mask)_token cl(f|assifier)_pooling hidden_dropout", refused={}
+)
+QWEN_HARMLESS, QWEN_FIXED = "sliding_window max_window_layers", {"use_sliding_window": (False,)}
+KINDS = tuple(
+    rotary.encoder_kind(model_type, known, config_of, json_of, origins_of, heads=HEADS)
+    for model_type, known, config_of, json_of in (
+        ("eurobert", EUROBERT_KEYS, eurobert_of, eurobert_json),
+        ("llama", keys("is_causal attention_bias mlp_bias"), llama_of, llama_json),
+        ("mistral", keys("is_causal sliding_window"), mistral_of, mistral_json),
+        ("qwen2", keys("is_causal layer_types", QWEN_HARMLESS, **QWEN_FIXED), qwen2_of, qwen2_json),
+        ("qwen3", keys("is_causal attention_bias layer_types", QWEN_HARMLESS, **QWEN_FIXED), qwen3_of, qwen3_json),
+    )
+)

@@ -85,4 +85,4 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return origins
 
 
-KIND = rotary.encoder_kind("modernbert", KEYS, config_of, json_of, origins_of, heads=(r"(head|decoder|classifier)\..*",))
+KINDS = (rotary.encoder_kind("modernbert", KEYS, config_of, json_of, origins_of, heads=(r"(head|decoder|classifier)\..*",)),)

@@ -1,7 +1,11 @@
-"""Nomic's BERT: rotary positions, gated layers without biases, and BERT's norms; as transformers 5 has it."""
+"""Nomic's BERT and GTE's (Zhang et al. 2024): rotary positions, gated layers and BERT's norms; as transformers 5 has them.
+
+Nomic's layers have no biases; GTE's have fused kernels.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
@@ -18,7 +22,11 @@ TABLE = kind.SIZES | {
     "dropout_rate": Setting("hidden_dropout_prob", 0.0, "share"),
     "attention_dropout_rate": Setting("attention_probs_dropout_prob", 0.0, "share", "weights_dropout_rate"),
 }
-"""What GTE's BERT has too, with other defaults."""
+GTE_TABLE = TABLE | {
+    "max_positions": Setting("max_position_embeddings", 8192),
+    "num_token_types": Setting("type_vocab_size", 1, options={"at_least": 0}),
+    "dropout_rate": Setting("hidden_dropout_prob", 0.1, "share"),
+}
 KEYS = kind.keys(TABLE, "head_dim hidden_act rope_(theta|scaling|parameters)", "position_embedding_type")
 MAPS: Maps = {
     **parts("attn.Wqkv", "attention/query", "attention/key", "attention/value"),
@@ -28,6 +36,13 @@ MAPS: Maps = {
     "mlp/wo": "mlp.fc2",
 }
 NORMS = {"attention_layer_norm": "norm1", "mlp_layer_norm": "norm2"}
+GTE_MAPS: Maps = {
+    **parts("attention.qkv_proj", "attention/query", "attention/key", "attention/value"),
+    "attention/out": "attention.o_proj",
+    **parts("mlp.up_gate_proj", "mlp/wi_1", "mlp/wi_0"),
+    "mlp/wo": "mlp.down_proj",
+}
+GTE_NORMS = {"attention_layer_norm": "attn_ln", "mlp_layer_norm": "mlp_ln"}
 
 
 def fields(settings: Settings, table: dict[str, Setting], base: float, *activations: str) -> dict[str, Any]:
@@ -55,15 +70,15 @@ def json_as(config: RotaryConfig, pad_id: int, model_type: str, model: str) -> d
     return kind.written(config, pad_id, TABLE, model_type, model, hidden_act=config.activation, rope_parameters=rope)
 
 
-def embedder_origins(config: RotaryConfig, pad_id: int, norm: str) -> dict[str, Origin]:
-    """The origins of the embedder, whose norm they name so."""
+def origins_of(config: RotaryConfig, pad_id: int, *, norm: str, place: str, maps: Maps, norms: dict[str, str]) -> dict[str, Origin]:
+    """The origins of an encoder; they name the norm of its embedder, and the place of its layers, so."""
     origins = {"embedder/embedding": Origin("embeddings.word_embeddings.weight", swapped_row=pad_id)}
     if config.num_token_types:
         origins["embedder/token_type/embedding"] = Origin("embeddings.token_type_embeddings.weight")
-    return origins | kind.norm("embedder/norm", norm)
+    return origins | kind.norm("embedder/norm", norm) | rotary.layers(config, place, maps, norms)
 
 
-def config_of(settings: Settings) -> RotaryConfig:
+def nomic_of(settings: Settings) -> RotaryConfig:
     if OLD_NAME in settings.values:
         raise InputError(
             f"{settings.file}: the setting {OLD_NAME} is of the model's own code, which is never run; the settings that are read "
@@ -72,21 +87,28 @@ def config_of(settings: Settings) -> RotaryConfig:
     return RotaryConfig(**fields(settings, TABLE, 1000.0, "silu", "gelu"))
 
 
-def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    return json_as(config, pad_id, "nomic_bert", "NomicBertModel")
+def gte_of(settings: Settings) -> RotaryConfig:
+    return RotaryConfig(**fields(settings, GTE_TABLE, 160_000.0, "gelu", "silu"), attention_bias=True, mlp_out_bias=True)
 
 
-def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
-    return embedder_origins(config, pad_id, "emb_ln") | rotary.layers(config, "encoder.layers", MAPS, NORMS)
-
-
-KIND = rotary.encoder_kind(
+NOMIC = rotary.encoder_kind(
     "nomic_bert",
     KEYS,
-    config_of,
-    json_of,
-    origins_of,
+    nomic_of,
+    functools.partial(json_as, model_type="nomic_bert", model="NomicBertModel"),
+    functools.partial(origins_of, norm="emb_ln", place="encoder.layers", maps=MAPS, norms=NORMS),
     heads=(r"(cls|pooler|classifier)\..*",),
     prefix="nomic_bert|bert",
     is_renamed=True,
 )
+GTE = rotary.encoder_kind(
+    "gte",
+    KEYS,
+    gte_of,
+    functools.partial(json_as, model_type="gte", model="GteModel"),
+    functools.partial(origins_of, norm="embeddings.LayerNorm", place="encoder.layer", maps=GTE_MAPS, norms=GTE_NORMS),
+    heads=(r"(lm_head|pooler|classifier)\..*",),
+    prefix="gte|new",  # the files of the model's own code have "new." there
+    is_renamed=True,
+)
+KINDS = (NOMIC, GTE)

@@ -111,13 +111,15 @@ def _stack(config: T5Config, stack: str, num_layers: int, attention: dict[str, s
     }
 
 
-KIND = Kind(
-    model_types=("t5", "mt5", "umt5"),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=origins_of,
-    json_of=json_of,
-    holds=lambda config, pad_id: isinstance(config, T5Config),
-    own_name=own_name,
-    heads=(r"(decoder|lm_head|classification_head|classifier|qa_outputs)\..*",),
+KINDS = (
+    Kind(
+        model_types=("t5", "mt5", "umt5"),
+        keys=KEYS,
+        config_of=config_of,
+        origins_of=origins_of,
+        json_of=json_of,
+        holds=lambda config, pad_id: isinstance(config, T5Config),
+        own_name=own_name,
+        heads=(r"(decoder|lm_head|classification_head|classifier|qa_outputs)\..*",),
+    ),
 )
