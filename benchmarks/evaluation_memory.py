@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax.data.text import beir, tokenizing, vocabulary_training
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig

@@ -16,8 +16,8 @@ from de_jax.settings import LocalPath, NonNegativeFloat, PositiveInt, Range, Sha
 from de_jax.types import Backend, Dtype, FieldName, InputError
 
 if TYPE_CHECKING:
-    from de_jax.data.text.sides import Side
     from de_jax.data.text.table_files import Table
+    from de_jax.data.text.tokenizing import Side
     from de_jax.evaluation.task import Policy
     from de_jax.recipe import Recipe
     from de_jax.retrieval.expanded_search import Expansion

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from de_jax import command
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.interop import any_model
 from de_jax.models.bert import BertConfig
 from de_jax.models.t5 import T5Config

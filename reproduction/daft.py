@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.evaluation import latency
 from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs

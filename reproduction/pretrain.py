@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from de_jax import command, configurables
 from de_jax.data.sources.options import Share
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.generator_run import GeneratorRun
 from de_jax.models.dual_encoder import DualEncoder

@@ -11,8 +11,7 @@ import numpy as np
 
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.tokenizing import Side, load_tokenizer
 from de_jax.interop.pretrained import FILE, save
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder

@@ -19,8 +19,7 @@ from random_params import random_params
 
 import de_jax
 from de_jax import cli, configurables, mine, recipe_checks, trainer
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.tokenizing import Side, load_tokenizer
 from de_jax.losses import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

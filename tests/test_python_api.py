@@ -20,8 +20,7 @@ from random_params import random_params
 import de_jax
 from de_jax import cli, configurables
 from de_jax.data.text import beir
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import PromptedTokenizer
+from de_jax.data.text.tokenizing import PromptedTokenizer, Side
 from de_jax.interop.export import export
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

@@ -12,7 +12,7 @@ import de_jax
 from de_jax import cli, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import opened_tokenizers
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.demo.side_by_side import SideBySide, open_corpus
 from de_jax.training.run.run_folder import write_run
 

@@ -11,7 +11,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_writer
 from de_jax.data.stores import corpus
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
 from de_jax.files import folders
 from de_jax.interop import safetensors_model, t5x

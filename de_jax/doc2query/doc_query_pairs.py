@@ -14,8 +14,7 @@ from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet, open_stores, qrel_pairs
 from de_jax.data.text import beir
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.data.text.tokenizing import Side, Tokenizer
 from de_jax.settings import LARGEST, PositiveInt, Seed
 from de_jax.types import PADDING_ID, Batch, InputError
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, bare, check_same_tokens, load_tokenizer, whole, with_prompt
+from de_jax.data.text.tokenizing import Side, Tokenizer, bare, check_same_tokens, load_tokenizer, whole, with_prompt
 from de_jax.files import reading
 from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
@@ -34,7 +33,7 @@ class PretrainedSide(NamedTuple):
     tokenizer: Tokenizer | None  # None if the format carries none, as T5X does
     max_length: int  # tokens
     pad_id: int = 0  # of the weights' vocabulary if there is no tokenizer, see `Origin.swapped_row`
-    max_passages: int = 1  # see `data.text.sides.Side`; other libraries' models have one
+    max_passages: int = 1  # see `data.text.tokenizing.Side`; other libraries' models have one
 
 
 class Pretrained(NamedTuple):

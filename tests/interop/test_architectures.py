@@ -22,7 +22,7 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 
 from de_jax import cli, command
 from de_jax.data.text import beir
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.interop import any_model, huggingface, peft_adapters
 from de_jax.interop.architectures import kind, rotary
 from de_jax.interop.architectures.kind import Settings

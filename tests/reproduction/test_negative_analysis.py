@@ -19,8 +19,7 @@ from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.tokenizing import Side, load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.losses.mined import ance
 from de_jax.training.optim import paths

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from de_jax.data.stores.corpus import text_hashes
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import T5Config

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from de_jax import recipe_checks
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models import dual_encoder
 from de_jax.models import lora as lora_

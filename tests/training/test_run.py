@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.tokenizing import Side, load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

@@ -17,7 +17,7 @@ from de_jax.data.sources import pair_store, seqio_tasks
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.seqio_tasks import Selection
 from de_jax.data.sources.training_set import TrainingSet, opened
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.files import folders, outputs
 from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import InputError

@@ -23,8 +23,7 @@ from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import passages_of
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of, with_prompt
+from de_jax.data.text.tokenizing import Side, Tokenizer, load_tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs, reading
 from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import Batches, InputError

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data.stores.corpus import TextIds, TokenStore, body_room
-from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Side
 from de_jax.types import PADDING_ID, InputError
 
 

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -399,3 +399,25 @@ def _surroundings(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     starts = range(len(whole) - len(body) + 1)
     start = next(start for start in starts if whole[start : start + len(body)] == body)
     return tuple(whole[:start]), tuple(whole[start + len(body) :])
+
+
+class Side(NamedTuple):
+    """How the texts of one tower are read."""
+
+    tokenizer: Tokenizer  # its prompt and fields included
+    max_length: int  # tokens, special ones included; of a passage, where a text has several
+    max_passages: int = 1  # of a text, which scores as its best one
+
+    @property
+    def prompt(self) -> str:
+        """The prompt before every text; mostly empty."""
+        return prompt_of(self.tokenizer)
+
+    @property
+    def fields(self) -> tuple[FieldName, ...]:
+        """The fields of a document that are separated; mostly none."""
+        return fields_of(self.tokenizer)
+
+    def with_prompt(self, prompt: str | None, fields: Sequence[FieldName] | None = None) -> Side:
+        """The same with another prompt and other fields; "" and () take its own away, and None leaves them."""
+        return self._replace(tokenizer=with_prompt(self.tokenizer, prompt, fields))

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Side, Tokenizer, load_tokenizer
 from de_jax.files import addresses
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
