@@ -25,7 +25,7 @@ from de_jax.retrieval.encode import Store
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed
 from de_jax.training.mesh import sharding
-from de_jax.training.run.model_hash import model_hash
+from de_jax.training.run.run_folder import model_hash
 from de_jax.types import Array, InputError
 
 _GOLDEN = 0x9E3779B9

@@ -25,8 +25,7 @@ from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.index import ALIGNMENT
 from de_jax.retrieval.sessions import Session
 from de_jax.training.mesh import sharding
-from de_jax.training.run.model_hash import model_hash
-from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_folder import Run, model_hash
 from de_jax.types import Array, InputError, Packed
 
 TOKENS_PER_BATCH = {"cpu": 1024}

@@ -5,7 +5,7 @@ import hashlib
 import jax.numpy as jnp
 import numpy as np
 
-from de_jax.training.run.model_hash import model_hash
+from de_jax.training.run.run_folder import model_hash
 
 
 def test_the_hash_is_of_the_description_and_of_each_arrays_path_type_shape_and_bytes():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -417,3 +418,13 @@ def continued_run() -> dict[str, Any] | None:
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
     """Where a run keeps the tokenizer with this fingerprint."""
     return run_dir / "tokenizers" / fingerprint[:16]
+
+
+def model_hash(described: str, params: Params) -> str:
+    """Hex SHA-256 of a model's shape, as `described`, and of its parameters: equal exactly when it computes the same."""
+    digest = hashlib.sha256(described.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
