@@ -25,7 +25,7 @@ from benchmarks import measure
 from de_jax.files.outputs import progress_bar
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.pair_loss import pair
-from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.as_trained import ChunkedModel
 from de_jax.types import Batch, Embeddings
 
 LOSSES = {

@@ -30,8 +30,7 @@ from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
 from de_jax.training.step.adapters import AdaptedModel, Lora
-from de_jax.training.step.chunked import ChunkedModel
-from de_jax.training.step.frozen import FrozenModel
+from de_jax.training.step.as_trained import ChunkedModel, FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache, temperature_of
 from de_jax.training.step.train_step import Model, batch_shapes, init_state, make_train_step
 from de_jax.types import Array, Batch, Embeddings, InputError, LossFn, Metrics, Params, TrainState, TrainStep

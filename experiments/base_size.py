@@ -40,7 +40,7 @@ from de_jax.interop.fine_tuning import pretrained_tower
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS
 from de_jax.training.optim import optimizer, paths
-from de_jax.training.step.frozen import FrozenModel
+from de_jax.training.step.as_trained import FrozenModel
 from de_jax.training.step.train_step import init_state, make_train_step, update_step
 from de_jax.types import Array, Batch, Embeddings, Metrics, Params, Ranking
 

@@ -132,7 +132,7 @@ class DualEncoder:
             params: the model's.
             batch: token ids.
             rng: turns dropout on.
-            wrap: applied to both encode functions, `training.step.chunked.chunked` for example; they take
+            wrap: applied to both encode functions, `training.step.as_trained.chunked` for example; they take
                 (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D].
             without_dropout: towers ("query", "doc") that run without it whatever `rng` is.
         """

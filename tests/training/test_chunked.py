@@ -15,7 +15,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.training.mesh import sharding
-from de_jax.training.step.chunked import ChunkedModel, chunked
+from de_jax.training.step.as_trained import ChunkedModel, chunked
 from de_jax.types import Batch, InputError, Packed
 
 ENCODER = T5Config(

@@ -14,8 +14,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.training.optim.optimizer import adamw, make_optimizer
-from de_jax.training.step.chunked import ChunkedModel
-from de_jax.training.step.frozen import FrozenModel
+from de_jax.training.step.as_trained import ChunkedModel, FrozenModel
 from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, Embeddings
 

@@ -17,7 +17,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.mesh import sharding
-from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.as_trained import ChunkedModel
 from de_jax.types import PADDING_ID
 
 ENCODER = T5Config(

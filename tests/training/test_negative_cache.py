@@ -25,7 +25,7 @@ from de_jax.training.mesh import hlo, sharding
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.step import negative_cache
-from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.as_trained import ChunkedModel
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import PADDING_ID, Batch, CachedDocs, Embeddings, InputError

@@ -19,7 +19,7 @@ from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adafactor, adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.step.adapters import AdaptedModel, Lora
-from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.as_trained import ChunkedModel
 from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
