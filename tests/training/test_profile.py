@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from de_jax.training.hooks.profile import ProfileSteps
+from de_jax.training.run.loop import ProfileSteps
 
 
 @pytest.fixture
