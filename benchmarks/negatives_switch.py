@@ -31,7 +31,7 @@ from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.mining.follow_negatives import FollowNegatives
+from de_jax.mining.mining_run import FollowNegatives
 from de_jax.training.mesh import distributed
 from de_jax.types import TrainState
 

@@ -28,8 +28,7 @@ from de_jax.evaluation.verdict import DevScores
 from de_jax.files import addresses, outputs
 from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
-from de_jax.mining.follow_negatives import FollowNegatives
-from de_jax.mining.mining_run import MineNegatives, mine_generation, only_miner
+from de_jax.mining.mining_run import FollowNegatives, MineNegatives, mine_generation, only_miner
 from de_jax.recipe import Recipe
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.alignment import KL, Alignment, StopWhenAligned

@@ -14,7 +14,7 @@ MOST = {
     "de_jax/files": 1190,
     "de_jax/interop": 4540,
     "de_jax/losses": 1800,
-    "de_jax/mining": 1210,
+    "de_jax/mining": 1200,
     "de_jax/models": 3800,
     "de_jax/reports": 740,
     "de_jax/retrieval": 2800,

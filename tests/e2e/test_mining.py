@@ -18,7 +18,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.files import outputs
-from de_jax.mining import follow_negatives, mining_run
+from de_jax.mining import mining_run
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -126,7 +126,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
 def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(
     dataset_dir, tmp_path, capsys, stop_at, monkeypatch
 ):
-    monkeypatch.setattr(follow_negatives, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
+    monkeypatch.setattr(mining_run, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
     run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir, BESIDE)
     stop_at(5)

@@ -14,7 +14,7 @@ from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.files import outputs
-from de_jax.mining import follow_negatives
+from de_jax.mining import mining_run
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -45,7 +45,7 @@ def settings(dataset_dir, run_dir, loss="dance", **changes):
 
 @pytest.mark.soak
 def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches_ends_bit_equal(dataset_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(follow_negatives, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
+    monkeypatch.setattr(mining_run, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
     run_dir, again_dir = tmp_path / "run", tmp_path / "again"
     for folder in (run_dir, again_dir):
         mine(dataset_dir, folder, 1, shift=0)

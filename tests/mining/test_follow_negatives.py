@@ -15,9 +15,8 @@ from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.mining import mining_run
-from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.mining.miner import Embedded, Miner
-from de_jax.mining.mining_run import MineNegatives
+from de_jax.mining.mining_run import FollowNegatives, MineNegatives
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run
 from de_jax.types import TrainState
