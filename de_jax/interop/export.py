@@ -14,15 +14,24 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from de_jax.data.text.tokenizing import TOKENIZER_JSON_FILE, Tokenizer, bare, fields_of, prompt_of, spelt_out
+from de_jax.files import outputs
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers, sentence_transformers_export, serving, t5x
+from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers, sentence_transformers_export, t5x
 from de_jax.interop.hub import CARD_FILE
 from de_jax.interop.huggingface import DEFAULT_LENGTH
 from de_jax.models import onnx_graph
+from de_jax.models.layers import compiling_for
 from de_jax.retrieval import sessions
+from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import RECIPE_FILE, RUN, Run
-from de_jax.types import InputError
+from de_jax.types import Array, InputError
 
 ONNX_FILES: dict[str, onnx_graph.Precision] = {
     "model.onnx": "float32",
@@ -45,11 +54,64 @@ def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:
             sessions.save(graph, folder / name / "onnx" / file)
 
 
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def write_serving(folder: Path, run: Run) -> None:
+    """Writes what `served_encoder` describes into an existing folder.
+
+    The functions take any number of texts of any length. A GPU or TPU runs them without the fused kernels of this library.
+    """
+    arrays = dict(zip(paths.all_paths(run.params), map(np.asarray, jax.tree.leaves(run.params)), strict=True))
+    settings = {}
+    for tower, side in (("query", run.query), ("doc", run.doc)):
+        own = {path: array for path, array in arrays.items() if path.split("/")[0] in (tower, "shared")}
+        (folder / f"{tower}.bin").write_bytes(_exported(run, tower, own))
+        settings[tower] = {
+            "function": f"{tower}.bin",
+            "parameters": list(own),
+            "dim": run.model.query.embedding_dim,
+            "max_length": side.max_length,
+            **_served_tokenizer(folder, side.tokenizer),
+        }
+    np.savez(folder / "parameters.npz", **arrays)  # type: ignore[arg-type]
+    outputs.write_json(folder / "serving.json", settings)
+    (folder / "encoder.py").write_bytes(Path(__file__).with_name("served_encoder.py").read_bytes())
+
+
+def _exported(run: Run, tower: str, arrays: dict[str, np.ndarray]) -> bytes:
+    def encode(arrays: dict[str, Array], tokens: Array) -> Array:
+        return run.model.encode_rows(tower, paths.tree_of(arrays), tokens)[:, 0]
+
+    texts, length = jax_export.symbolic_shape("texts, length")
+    shapes = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()}
+    tokens = jax.ShapeDtypeStruct((texts, length), np.int32)
+    with compiling_for("cpu"):  # wherever it is exported, without kernels of one platform
+        return bytes(jax_export.export(jax.jit(encode), platforms=PLATFORMS)(shapes, tokens).serialize())
+
+
+def _served_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    vocabulary = bare(tokenizer)
+    name = f"tokenizers/{vocabulary.fingerprint[:16]}"
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    vocabulary.save(folder / name)
+    if (file := folder / name / TOKENIZER_JSON_FILE).is_file():
+        spelt_out(file)
+    return {
+        "tokenizer": name,
+        "prompt": prompt_of(tokenizer),
+        "fields": fields_of(tokenizer),
+        "pad_id": tokenizer.pad_id,
+        "prefix_ids": list(tokenizer.prefix_ids),
+        "suffix_ids": list(tokenizer.suffix_ids),
+    }
+
+
 FORMATS: dict[str, Callable[..., None]] = {
     "sentence_transformers": sentence_transformers_export.write,
     "safetensors": safetensors_model.write,
     "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
-    "serving": serving.write,
+    "serving": write_serving,
     "peft": peft_adapters.write,
     "onnx": write_onnx,
 }
