@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from de_jax import command
 from de_jax.settings import PositiveFloat, PositiveInt, Share, numeric
-from de_jax.training.mesh import absent_gpus, plan
+from de_jax.training.mesh import plan
 from de_jax.types import InputError
 
 PQ_BYTES = 64
@@ -34,7 +34,7 @@ class Chip(NamedTuple):
 
 
 CHIPS = {name: Chip(plan.CHIPS[name].peak_flops, speed, plan.CHIPS[name].memory_bytes) for name, speed in TPU_BANDWIDTH.items()}
-CHIPS |= {name: Chip(gpu.peak_flops, gpu.memory_bytes_per_second, gpu.memory_bytes) for name, gpu in absent_gpus.GPUS.items()}
+CHIPS |= {name: Chip(gpu.peak_flops, gpu.memory_bytes_per_second, gpu.memory_bytes) for name, gpu in plan.GPUS.items()}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from de_jax.configurables import read_recipe
 from de_jax.models import attention, layers
-from de_jax.training.mesh import absent_gpus, hlo, plan, sharding
+from de_jax.training.mesh import hlo, plan, sharding
 from de_jax.training.mesh.sharding import AXES
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import Batch
@@ -57,7 +57,7 @@ def test_a_plain_step_holds_the_scores():
 @pytest.mark.parametrize("mesh", ["make_mesh.fsdp=2", "make_mesh.tensor=2"])
 @pytest.mark.soak
 def test_a_step_compiled_for_h100s_has_them_on_each(mesh):
-    if not absent_gpus.is_installed():
+    if not plan.compiles_for_gpus():
         pytest.skip("JAX's CUDA plugin compiles for GPUs")
     model, encoder, more, num_kernels = MODELS[0]
     recipe = recipe_of(model, encoder, more, mesh)

@@ -12,7 +12,7 @@ import pytest
 from de_jax.configurables import read_recipe
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.training.mesh import absent_gpus, hlo, plan, sharding
+from de_jax.training.mesh import hlo, plan, sharding
 from de_jax.training.mesh.sharding import make_mesh, replicated
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError
@@ -138,7 +138,7 @@ def test_tpu_without_libtpu_says_what_to_install(monkeypatch):
 
 
 def test_gpus_without_the_plugin_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(absent_gpus, "PLUGINS", ("jax_plugins.xla_cuda99",))
+    monkeypatch.setattr(plan, "PLUGINS", ("jax_plugins.xla_cuda99",))
     with pytest.raises(InputError, match=r"needs JAX's CUDA plugin; run pip install 'de-jax-retrieval\[plan_gpu\]'"):
         plan.open_topology("h100:8")
 
@@ -155,7 +155,7 @@ class TestGPU:
 
     @pytest.fixture(autouse=True)
     def _plugin(self):
-        if not absent_gpus.is_installed():
+        if not plan.compiles_for_gpus():
             pytest.skip("JAX's CUDA plugin compiles for GPUs")
 
     def test_name_gives_hosts_and_gpus(self):

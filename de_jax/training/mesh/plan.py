@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import re
@@ -15,8 +16,8 @@ from jax.sharding import Mesh
 
 from de_jax.models import attention, layers
 from de_jax.settings import needs
-from de_jax.training.mesh import absent_gpus, hlo
-from de_jax.types import InputError
+from de_jax.training.mesh import hlo
+from de_jax.types import DISTRIBUTION, InputError
 
 GIB = 2**30
 
@@ -28,6 +29,62 @@ class Chip(NamedTuple):
     link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
     memory_bytes: int  # the compiler's limit for a program; of a GPU, the share that JAX takes by default
     config: str | None = None  # the compiler's, where by default a chip is more than one device
+
+
+PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+GPU_SHARE = 0.75
+"""Of a GPU's memory, which JAX takes where --memory_fraction does not say otherwise."""
+
+
+class Gpu(NamedTuple):
+    """One GPU on an SXM board, by NVIDIA's data sheets and XLA's own descriptions (xla/backends/gpu/target_config)."""
+
+    name: str
+    capability: int  # major version of the compute capability
+    num_cores: int  # streaming multiprocessors
+    fpus_per_core: int
+    clock_ghz: float
+    memory_bytes: int
+    memory_bytes_per_second: int
+    l2_bytes: int
+    shared_bytes_per_core: int
+    peak_flops: float  # per second, bfloat16, dense
+    link_bytes: float  # per second that its NVLinks can receive: half of the bidirectional figure
+
+    @property
+    def description(self) -> str:
+        """The target of XLA, its GpuTargetConfigProto as text."""
+        return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {self.shared_bytes_per_core}
+  shared_memory_per_block_optin: {self.shared_bytes_per_core - 1024}
+  threads_per_core_limit: 2048
+  core_count: {self.num_cores}
+  fpus_per_core: {self.fpus_per_core}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {self.memory_bytes_per_second}
+  l2_cache_size: {self.l2_bytes}
+  clock_rate_ghz: {self.clock_ghz}
+  device_memory_size: {self.memory_bytes}
+  cuda_compute_capability {{ major: {self.capability} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{self.name}"
+"""
+
+
+A100 = Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 85100068864, 2039 * 10**9, 40 << 20, 164 << 10, 312e12, 300e9)
+H100 = Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 84942979072, 3352 * 10**9, 50 << 20, 228 << 10, 989e12, 450e9)
+H200 = H100._replace(name="NVIDIA H200 141GB HBM3e", memory_bytes=151397597184, memory_bytes_per_second=4800 * 10**9)
+GPUS = {"a100": A100, "h100": H100, "h200": H200}
 
 
 CHIPS = {
@@ -98,15 +155,22 @@ def open_topology(name: str) -> Topology:
     kind, _, shape = name.partition(":")
     if kind == SIMULATED and shape.isdigit() and int(shape):
         return Topology(name, _simulated(int(shape)), None)
-    if kind in absent_gpus.GPUS and re.fullmatch(r"([1-9]\d*x)?[1-9]\d*", shape):
+    if kind in GPUS and re.fullmatch(r"([1-9]\d*x)?[1-9]\d*", shape):
         num_hosts, num_per_host = map(int, shape.rpartition("x")[::2]) if "x" in shape else (1, int(shape))
-        gpu = absent_gpus.GPUS[kind]
-        chip = Chip(gpu.peak_flops, gpu.link_bytes, int(absent_gpus.DEFAULT_SHARE * gpu.memory_bytes))
-        return Topology(name, absent_gpus.devices(gpu, num_hosts, num_per_host), chip)
+        gpu = GPUS[kind]
+        chip = Chip(gpu.peak_flops, gpu.link_bytes, int(GPU_SHARE * gpu.memory_bytes))
+        return Topology(name, _of_gpu(gpu, num_hosts, num_per_host), chip)
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
-        known = f"{', '.join(CHIPS)} and a grid, {', '.join(absent_gpus.GPUS)} or {SIMULATED} and a number"
+        known = f"{', '.join(CHIPS)} and a grid, {', '.join(GPUS)} or {SIMULATED} and a number"
         raise InputError(f"the topology {name!r} is unknown; give {known}, such as {EXAMPLES}.")
     return Topology(name, _of_tpu(name, CHIPS[kind].config), CHIPS[kind])
+
+
+def compiles_for_gpus() -> bool:
+    """Whether one of JAX's CUDA plugins is installed."""
+    with contextlib.suppress(ModuleNotFoundError):  # `jax_plugins` itself is absent
+        return any(importlib.util.find_spec(module) for module in PLUGINS)
+    return False
 
 
 def compiler_options(effort: float) -> dict[str, int] | None:
@@ -182,6 +246,23 @@ def _simulated(num_devices: int) -> list[Any]:
     if len(devices) < num_devices:
         raise InputError(f"{num_devices} simulated devices are asked for, but JAX has started with {len(devices)}.")
     return devices[:num_devices]
+
+
+def _of_gpu(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
+    """GPUs by their description, for which JAX's CUDA plugin compiles without a GPU, its driver or CUDA's libraries."""
+    if not compiles_for_gpus():
+        raise InputError(
+            f"compiling for a GPU needs JAX's CUDA plugin; run pip install '{DISTRIBUTION}[plan_gpu]', which needs no GPU."
+        )
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # else the plugin reports a missing driver many times
+    shape = f"1x{num_hosts}x{num_per_host}"  # slices, hosts, GPUs of a host
+    try:
+        return list(topologies.get_topology_desc(platform="cuda", target_config=gpu.description, topology=shape).devices)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"JAX {jax.__version__}'s CUDA plugin does not compile without a GPU: {reason}.") from error
 
 
 def _of_tpu(name: str, config: str | None) -> list[Any]:
