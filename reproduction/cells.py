@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data.text import beir
-from de_jax.evaluation import first_ranks, metrics
+from de_jax.evaluation import metrics
 from de_jax.evaluation.report import kept_ranking
 from de_jax.files import outputs, reading
 from de_jax.settings import Count, list_of, map_of
@@ -250,7 +250,8 @@ class Reproduction:
     def _per_query(self, evaluation: Evaluation, report: dict[str, Any], ranks: Path) -> PerQuery:
         """The scores of each query, for every measure that a column takes from this evaluation."""
         if evaluation.per_query == RANKS:
-            return first_ranks.by_query(reading.read_json(ranks, map_of(Count, least=1), mend="score the run again"))
+            found = metrics.of_first_ranks(reading.read_json(ranks, map_of(Count, least=1), mend="score the run again"))
+            return {name: {query_id: own[name] for query_id, own in found.items()} for name in ("p@1", "mrr")}
         if not evaluation.per_query or "evaluation_dir" not in report:
             return {}
         results = kept_ranking(report["evaluation_dir"])

@@ -14,7 +14,7 @@ from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.sources.training_set import dev_set
 from de_jax.data.text import beir, msmarco, nanobeir
 from de_jax.evaluation import answers as answers_
-from de_jax.evaluation import first_ranks, fusion, metrics
+from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.dev_scores import score_uncut
 from de_jax.evaluation.report import Report, averaged
 from de_jax.evaluation.task import Policy, Task, beir_task, beir_tasks, bm25_index, encoded, evaluate
@@ -257,13 +257,13 @@ def evaluate_sentences(
     if "bm25" in report:
         ranks["bm25"] = _bm25_ranks(task, policy, scoring.min_relevance)
     for system, found in ranks.items():
-        report[system]["mrr"] = first_ranks.means(found)["mrr"]
+        report[system]["mrr"] = metrics.means(metrics.of_first_ranks(found))["mrr"]
     if out_ranks:
         outputs.write_json(out_ranks, ranks["dense" if run else "bm25"])
     return _shown(report)
 
 
-def _dense_ranks(run: Run, task: Task, policy: Policy, min_relevance: int) -> first_ranks.Ranks:
+def _dense_ranks(run: Run, task: Task, policy: Policy, min_relevance: int) -> metrics.FirstRanks:
     """The rank of each judged query's best correct sentence by a run's embeddings; 0 if none is, or the query is left out."""
     if policy.passage_length:
         raise InputError("sentences are not cut into passages; leave --passage_length out.")
@@ -272,17 +272,17 @@ def _dense_ranks(run: Run, task: Task, policy: Policy, min_relevance: int) -> fi
     if policy.expansion and policy.expansion.form == "views":
         raise InputError("documents as views are several vectors, which have no ranks here; give another --expand_as.")
     texts = encoded(run, task, policy)
-    relevant = first_ranks.relevant_rows(task.qrels, texts.query_ids, texts.row_ids, min_relevance)
+    relevant = metrics.relevant_rows(task.qrels, texts.query_ids, texts.row_ids, min_relevance)
     ranks = ExactIndex(texts.docs, texts.row_ids).best_ranks(texts.queries, relevant)
     found = dict(zip(texts.query_ids, ranks.tolist(), strict=True))
     return {query_id: found.get(query_id, 0) for query_id, judged in task.qrels.items() if judged}
 
 
-def _bm25_ranks(task: Task, policy: Policy, min_relevance: int) -> first_ranks.Ranks:
+def _bm25_ranks(task: Task, policy: Policy, min_relevance: int) -> metrics.FirstRanks:
     """The same by BM25; 0 too where no correct sentence has a word of the query."""
     index, queries, doc_ids = bm25_index(task, policy)
     query_ids, texts = list(queries), list(queries.values())
-    relevant = first_ranks.relevant_rows(task.qrels, query_ids, doc_ids, min_relevance)
+    relevant = metrics.relevant_rows(task.qrels, query_ids, doc_ids, min_relevance)
     ranks = {query_id: 0 for query_id, judged in task.qrels.items() if judged}
     for start in range(0, len(texts), QUERY_BLOCK):
         rankings = index.search(texts[start : start + QUERY_BLOCK], len(doc_ids)).doc_rows

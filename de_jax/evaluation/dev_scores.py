@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore, passages_of
-from de_jax.evaluation import first_ranks, metrics
-from de_jax.evaluation.first_ranks import Ranks
-from de_jax.evaluation.metrics import Results
+from de_jax.evaluation import metrics
+from de_jax.evaluation.metrics import FirstRanks, Results
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.training.hooks.alignment import kl_divergence
@@ -24,7 +23,7 @@ def rank_dev(run: Run, dev: DevSet) -> Results:
     return _rank(run, dev, *maxp.of_docs(exact, row_ids))
 
 
-def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
+def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | None]:
     """nDCG@10, MRR@10, Recall@100, P@1 and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; and the ranks.
 
     The ranks are those of each judged query's first relevant document. Documents of several passages have none of these.
@@ -35,7 +34,7 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
     if index is not exact:
         return scores, None
     ranks = _first_ranks(run, dev, exact, row_ids)
-    return scores | first_ranks.means(ranks), ranks
+    return scores | metrics.means(metrics.of_first_ranks(ranks)), ranks
 
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
@@ -59,12 +58,12 @@ def _exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:
     return ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids
 
 
-def _first_ranks(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> Ranks:
+def _first_ranks(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> FirstRanks:
     """The rank of each judged query's best relevant document among all."""
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
     own = [row_of.get(query_id, -1) if dev.drop_identical_ids else -1 for query_id in query_ids]
-    found = zip(first_ranks.relevant_rows(dev.qrels, query_ids, doc_ids), own, strict=True)
+    found = zip(metrics.relevant_rows(dev.qrels, query_ids, doc_ids), own, strict=True)
     relevant = [[row for row in rows if row != same] for rows, same in found]
     queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
     ranks = index.best_ranks(queries, relevant)

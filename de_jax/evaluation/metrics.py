@@ -156,6 +156,29 @@ def names_of(measures: Sequence[str]) -> list[str]:
     return [_parse(measure)[0] for measure in measures]
 
 
+FirstRanks = dict[str, int]
+"""The rank of a query's first relevant document, however far down, by query id: from 1, 0 if none was found."""
+
+
+def of_first_ranks(ranks: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """P@1 and MRR without a cut-off by query id, as `score_results` gives other measures.
+
+    Example:
+        >>> of_first_ranks({"q1": 1, "q2": 4, "q3": 0})["q2"]
+        {'p@1': 0.0, 'mrr': 0.25}
+    """
+    return {query_id: {"p@1": float(rank == 1), "mrr": 1 / rank if rank else 0.0} for query_id, rank in ranks.items()}
+
+
+def relevant_rows(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str], min_relevance: int = 1) -> list[list[int]]:
+    """Rows of the relevant documents of each query, as far as they are among the documents."""
+    row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+    return [
+        [row_of[doc_id] for doc_id, grade in qrels[query_id].items() if grade >= min_relevance and doc_id in row_of]
+        for query_id in query_ids
+    ]
+
+
 def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") -> None:
     """Writes results as a TREC run file, atomically.
 

@@ -10,7 +10,7 @@ from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax import cli
 from de_jax.data.text import beir
-from de_jax.evaluation import first_ranks, metrics
+from de_jax.evaluation import metrics
 from de_jax.retrieval import encode
 from de_jax.types import InputError
 
@@ -114,7 +114,9 @@ def test_msmarco_has_the_measures_of_its_kind_and_counts_every_judged_query(trai
 
 def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed):
     report = printed("evaluate sentences", run_dir=trained, dataset_dir=dataset_dir, out_ranks=tmp_path / "ranks.json")
-    assert first_ranks.means(json.loads((tmp_path / "ranks.json").read_text())) == pytest.approx(report["dense"])
+    assert metrics.means(metrics.of_first_ranks(json.loads((tmp_path / "ranks.json").read_text()))) == pytest.approx(
+        report["dense"]
+    )
     for system in ("dense", "bm25"):
         firsts = []
         for query_id, judged in QRELS["test"].items():
