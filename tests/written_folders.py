@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from letters import Letters
 
-from de_jax.data.batches.guide import GUIDE
+from de_jax.data.batches.teacher_scores import GUIDE
 from de_jax.data.expansion import curriculum
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.negatives import generations

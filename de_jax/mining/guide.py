@@ -1,11 +1,11 @@
-"""A guide's embeddings of all texts of a data set, made once; `data.batches.guide` is the folder, and reads it for training."""
+"""A guide's embeddings of all texts of a data set, made once, as `data.batches.teacher_scores` reads them for training."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from de_jax.data.batches.guide import GUIDE
+from de_jax.data.batches.teacher_scores import GUIDE
 from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.sources.training_set import open_stores, store_dir, text_hashes
 from de_jax.data.stores.corpus import KINDS, TokenStore, build_token_store, open_token_store

@@ -21,8 +21,7 @@ from written_folders import (
     write_vector_index,
 )
 
-from de_jax.data.batches.guide import GUIDE
-from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
+from de_jax.data.batches.teacher_scores import GUIDE, TEACHER_SCORES, file_of
 from de_jax.data.expansion import curriculum
 from de_jax.data.expansion.generated_queries import EXPANSION, read_expansion
 from de_jax.data.negatives import generations

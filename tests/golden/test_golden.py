@@ -21,7 +21,7 @@ import pytest
 from often import often
 
 import de_jax
-from de_jax.data.batches.guide import GUIDE
+from de_jax.data.batches.teacher_scores import GUIDE
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from de_jax.data.batches.guide import open_guide
+from de_jax.data.batches.teacher_scores import open_guide
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs, open_stores, text_hashes

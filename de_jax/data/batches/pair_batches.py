@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.guide import GuideOf
 from de_jax.data.batches.layout import Store
-from de_jax.data.batches.teacher_scores import ScoresOf
+from de_jax.data.batches.teacher_scores import GuideOf, ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows
 from de_jax.data.text import beir

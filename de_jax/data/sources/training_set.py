@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.batches import teacher_scores
-from de_jax.data.batches.guide import open_guide
 from de_jax.data.batches.pair_batches import DocTexts, Negatives, PairBatches, TrainingPairs
-from de_jax.data.batches.teacher_scores import ScoresOf
+from de_jax.data.batches.teacher_scores import ScoresOf, open_guide
 from de_jax.data.expansion import curriculum_texts
 from de_jax.data.negatives.mined_negatives import MinedNegatives, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
