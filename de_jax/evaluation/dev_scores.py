@@ -8,8 +8,8 @@ from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore, passages_of
 from de_jax.evaluation import metrics
 from de_jax.evaluation.metrics import FirstRanks, Results
-from de_jax.retrieval import encode, maxp
-from de_jax.retrieval.index import ExactIndex, Index
+from de_jax.retrieval import encode
+from de_jax.retrieval.index import ExactIndex, Index, of_docs
 from de_jax.training.hooks.alignment import kl_divergence
 from de_jax.training.run.run_folder import Run
 
@@ -20,7 +20,7 @@ DEPTH = 101
 def rank_dev(run: Run, dev: DevSet) -> Results:
     """The ranking of the dev set's documents by a run's parameters, `DEPTH` deep."""
     exact, row_ids = _exact_index(run, dev)
-    return _rank(run, dev, *maxp.of_docs(exact, row_ids))
+    return _rank(run, dev, *of_docs(exact, row_ids))
 
 
 def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | None]:
@@ -29,7 +29,7 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | N
     The ranks are those of each judged query's first relevant document. Documents of several passages have none of these.
     """
     exact, row_ids = _exact_index(run, dev)
-    index, doc_ids = maxp.of_docs(exact, row_ids)
+    index, doc_ids = of_docs(exact, row_ids)
     scores = score_index(run, dev, index, doc_ids)
     if index is not exact:
         return scores, None

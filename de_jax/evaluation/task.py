@@ -27,8 +27,8 @@ from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.expanded_search import Expansion
+from de_jax.retrieval.index import of_docs
 from de_jax.retrieval.index_settings import IndexSettings
-from de_jax.retrieval.maxp import of_docs
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 

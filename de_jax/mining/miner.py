@@ -24,9 +24,8 @@ from de_jax.mining.choose import SEEN_DEPTH, Filters, IsDuplicate, Mining, Teach
 from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import KEEPS, open_embeddings
-from de_jax.retrieval.index import ExactIndex, Index
+from de_jax.retrieval.index import ExactIndex, Index, MaxPIndex
 from de_jax.retrieval.index_settings import IndexSettings
-from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.retrieval.parts import Part
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run

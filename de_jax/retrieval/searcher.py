@@ -18,8 +18,7 @@ from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.index import Index
-from de_jax.retrieval.maxp import of_docs
+from de_jax.retrieval.index import Index, of_docs
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Backend, InputError
 

@@ -21,8 +21,7 @@ from de_jax.files import addresses, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
-from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite
-from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.retrieval.index import ExactIndex, Index, MaxPIndex, array_of, check_finite
 from de_jax.settings import PositiveInt, Range, Record, check_value, list_of
 from de_jax.types import Array, Hit, InputError, Ranking
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from de_jax.retrieval.faiss_index import FaissIndex
-from de_jax.retrieval.index import ExactIndex
-from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.retrieval.index import ExactIndex, MaxPIndex
 from de_jax.types import InputError, Ranking
 
 
