@@ -32,6 +32,8 @@ MAX_JSON_BYTES = 64 << 20
 
 BOM = b"\xef\xbb\xbf"
 _START_BYTES = 4096
+_READ_CHARACTERS = 1 << 16
+_MAX_RECORD = 1 << 26
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -133,27 +135,24 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
         raise ValueError(f"not valid JSON ({error})") from None
 
 
-def parse_object(text: str) -> tuple[dict[str, Any], int]:
-    """The JSON object that a text begins with, and where it ends; see `parse_json`.
-
-    Raises:
-        json.JSONDecodeError: no whole object; more text may make it one.
-        ValueError: an object that is refused.
-    """
-    if not text.startswith("{"):
-        raise ValueError("not a JSON object")
-    return _decode(text, _STRICT, is_prefix=True)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def open_text(path: str | Path) -> Iterator[IO[str]]:
-    """A UTF-8 file, plain or .gz, for readers of something else than lines; errors are those of `read_lines`, without a line."""
+def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line that it begins in, object) of a UTF-8 file, plain or .gz: an array of objects, or objects one after another."""
     path = regular_file(path)
-    try:
-        with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-            yield text
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text.") from None
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as opened:
+        text = _JsonText(path, opened.read)
+        is_array = text.take("[")
+        is_first = True
+        while not text.is_at_end():
+            if is_array and text.take("]"):
+                if not text.is_at_end():
+                    raise text.error("expected the end of the file after its array")
+                return
+            if is_array and not is_first and not text.take(","):
+                raise text.error("expected a comma or the end of the array")
+            is_first = False
+            yield text.take_object()
+        if is_array:
+            raise text.error("the array is cut off")
 
 
 def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
@@ -235,6 +234,62 @@ def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = Fals
         raise InputError(f"{path} is truncated or is not gzip,{place() or ' from its start'} ({error}); fetch it again.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read{place()} ({_reason(error)}); check its permissions and its disk.") from None
+
+
+class _JsonText:
+    """The rest of a JSON file, partly in memory."""
+
+    def __init__(self, path: Path, read_more: Callable[[int], str]) -> None:
+        self._path, self._read_more, self._left, self._line = path, read_more, "", 1
+
+    def is_at_end(self) -> bool:
+        """Whether nothing but blanks is left, which are passed over."""
+        while True:
+            rest = self._left.lstrip(" \t\r\n")
+            self._pass(len(self._left) - len(rest))
+            if self._left or not self._read():
+                return not self._left
+
+    def take(self, character: str) -> bool:
+        """Passes over blanks and this character; whether it was there."""
+        is_there = not self.is_at_end() and self._left.startswith(character)
+        self._pass(int(is_there))
+        return is_there
+
+    def take_object(self) -> tuple[int, dict[str, Any]]:
+        """The object that comes next, and its first line."""
+        self.is_at_end()
+        if not self._left.startswith("{"):
+            raise self.error("not a JSON object")
+        while True:
+            try:
+                record, end = _decode(self._left, _STRICT, is_prefix=True)
+            except json.JSONDecodeError as error:
+                if len(self._left) < _MAX_RECORD and self._read():
+                    continue
+                self._pass(error.pos)
+                raise self.error(error.msg) from None
+            except ValueError as error:
+                raise self.error(str(error)) from None
+            line = self._line
+            self._pass(end)
+            return line, record
+
+    def error(self, reason: str) -> InputError:
+        return InputError(f"{self._path}, line {self._line}: not valid JSON ({reason}).")
+
+    def _read(self) -> bool:
+        number = max(_READ_CHARACTERS, len(self._left))  # twice as much each time: a long record is parsed seldom
+        try:
+            more = self._read_more(number)
+        except UnicodeDecodeError:
+            raise InputError(f"{self._path} is not UTF-8 text.") from None
+        self._left += more
+        return bool(more)
+
+    def _pass(self, num_characters: int) -> None:
+        self._line += self._left.count("\n", 0, num_characters)
+        self._left = self._left[num_characters:]
 
 
 def _text(raw: bytes) -> str:

@@ -17,7 +17,7 @@ from de_jax.data.text import beir, input_policy, table_files
 from de_jax.data.text.fields import document
 from de_jax.data.text.input_policy import examples
 from de_jax.data.text.table_files import Table
-from de_jax.files import folders, json_objects
+from de_jax.files import folders, reading
 from de_jax.settings import Maybe, Record, list_of, nullable, text_id
 from de_jax.types import InputError
 
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 def read_questions(path: str | Path) -> Iterator[Question]:
     """Yields the training questions of a file, plain or .gz; some have no positive passage."""
-    for number, (_, record) in enumerate(json_objects.read(path), start=1):
+    for number, (_, record) in enumerate(reading.read_objects(path), start=1):
         place = f"{path}, question {number}"
         try:
             found = _QUESTION(record)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from de_jax.files import json_objects, reading
+from de_jax.files import reading
 from de_jax.settings import LOCAL, Record, file_name, list_of, needs
 from de_jax.types import InputError
 
@@ -231,7 +231,7 @@ def _plain(value: Any) -> Any:
 
 def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
     if reading.begins_with(path, b"["):
-        yield from (Row(f"{path}, line {line}", record) for line, record in json_objects.read(path))
+        yield from (Row(f"{path}, line {line}", record) for line, record in reading.read_objects(path))
         return
     for line, raw in reading.read_byte_lines(path):
         if not raw.strip():
