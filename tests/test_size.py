@@ -9,7 +9,7 @@ MOST = {
     "de_jax/buckets": 1010,
     "de_jax/data": 8870,
     "de_jax/demo": 590,
-    "de_jax/doc2query": 530,
+    "de_jax/doc2query": 510,
     "de_jax/evaluation": 1530,
     "de_jax/files": 1160,
     "de_jax/interop": 4530,

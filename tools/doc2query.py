@@ -20,9 +20,8 @@ from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.doc2query.doc_query_pairs import doc_query_pairs, held_out_pairs
 from de_jax.doc2query.generate import generate_to_dir
-from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
+from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, doc_query_pairs, held_out_pairs, train_generator
 from de_jax.files import reading
 from de_jax.files.outputs import progress_bar
 from de_jax.flags import Line, like, rules
@@ -99,7 +98,7 @@ class Draws(Decoding):
 
 
 @rules(without={"dev_split": ("dev_max_pairs", "evaluate_every_steps", "early_stopping_patience")}, beside={"init_from": ("size",)})
-@like("de_jax.doc2query.doc_query_pairs.doc_query_pairs")
+@like("de_jax.doc2query.generator_run.doc_query_pairs")
 def doc2query_train(
     of: NewGenerator,
     log: TrainingLog,

@@ -1,4 +1,4 @@
-"""A generator's run folder: training it, continuing it, loading it.
+"""A generator's run folder: its training pairs, training it, continuing it, loading it.
 
 <run_dir>/generator.json      the model, its tokenizer's fingerprint and the maximum lengths
           training.json       how it is trained
@@ -15,22 +15,117 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int32
 
-from de_jax.data.sources.training_set import TrainingSet
-from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.doc2query.doc_query_pairs import HeldOutPairs
+from de_jax.data.batches.joined import JoinedStore
+from de_jax.data.batches.pair_batches import PairBatches, TrainingPairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import TrainingSet, open_stores, qrel_pairs
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import Side, Tokenizer
 from de_jax.files import reading
 from de_jax.files.folders import Kind
 from de_jax.files.outputs import write_json
 from de_jax.models.generator import DESCRIPTION, Generator
-from de_jax.settings import PositiveInt, Record, bound, file_name, name_of
+from de_jax.settings import LARGEST, PositiveInt, Record, Seed, bound, file_name, name_of
 from de_jax.training.hooks.faults import Explanation, pair_name
 from de_jax.training.mesh import sharding
 from de_jax.training.run import run_folder
 from de_jax.training.run.language_model import restored, train_language_model
 from de_jax.training.run.run_folder import kept_tokenizer, only_trainer
 from de_jax.training.run.settings import Logging, Optimization
-from de_jax.types import Array, Batch, InputError, Params
+from de_jax.types import PADDING_ID, Array, Batch, InputError, Params
+
+
+class HeldOutPairs(NamedTuple):
+    """Pairs whose loss is watched while a generator is trained on others."""
+
+    batches: list[Batch]  # all of one shape; a row without a query has no part in a loss
+    about: str  # what they are, for a run's settings
+
+
+def doc_query_pairs(
+    dataset_dirs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    batch_size: PositiveInt = 32,
+    max_query_length: PositiveInt = 32,
+    max_doc_length: PositiveInt = 256,
+    split: str = "train",
+    seed: Seed = 0,
+    length_multiple: PositiveInt = 64,
+    cache_dir: str | Path = "",
+    skip_empty: bool = False,
+) -> TrainingSet:
+    """The training pairs of a generator: those of all folders, shuffled together.
+
+    Args:
+        dataset_dirs: BEIR folders or tables, each with judgements of the split.
+        tokenizer: of documents and queries; it must end texts, since a generator learns from that where to stop.
+        batch_size: pairs of a batch; a query or document may stand in it twice.
+        max_query_length, max_doc_length: tokens, the end included.
+        length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this; smaller ones compile more.
+        cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+        skip_empty: leave empty texts and their pairs out instead of refusing them.
+    """
+    query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
+    options = PairsOptions(
+        batch_size=batch_size,
+        max_query_length=max_query_length,
+        max_doc_length=max_doc_length,
+        seed=seed,
+        unique_in_batch=False,
+        pack=False,
+        length_multiple=length_multiple,
+    )
+    batches = PairBatches(TrainingPairs("documents and queries", query_store, doc_store, all_pairs), options)
+    query, doc = Side(tokenizer, max_query_length), Side(tokenizer, max_doc_length)
+    return TrainingSet(batches, batch_size, query, doc, None, query_store.ids, doc_store.ids)
+
+
+def held_out_pairs(
+    dataset_dirs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    split: str,
+    max_pairs: int,
+    batch_size: int = 32,
+    max_query_length: int = 32,
+    max_doc_length: int = 256,
+    cache_dir: str | Path = "",
+    skip_empty: bool = False,
+) -> HeldOutPairs:
+    """A fixed random sample of a split's pairs, of all folders together; the last batch is filled up with rows without a query."""
+    query_store, doc_store, pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
+    sample = np.random.default_rng(0).permutation(pairs)[:max_pairs]
+    batches = []
+    for start in range(0, len(sample), batch_size):
+        queries, docs = sample[start : start + batch_size].T
+        missing = batch_size - len(docs)
+        queries, doc_ids = np.pad(queries, (0, missing), constant_values=PADDING_ID), np.pad(docs, (0, missing), mode="edge")
+        texts = query_store.pad(queries, max_query_length, max_query_length), doc_store.pad(doc_ids, max_doc_length, max_doc_length)
+        batches.append(Batch(*texts, queries, doc_ids))
+    return HeldOutPairs(batches, f"{len(sample)} pairs of {split}")
+
+
+def _opened(
+    dataset_dirs: Sequence[str | Path], tokenizer: Tokenizer, split: str, cache_dir: str | Path, *, skip_empty: bool
+) -> tuple[Any, Any, Int32[np.ndarray, "P 2"]]:
+    """The queries and documents of all folders, and the pairs of a split as their rows."""
+    if not tokenizer.suffix_ids:
+        raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
+    stores, pairs = [], []
+    for folder in dataset_dirs:
+        qrels = beir.read_qrels(beir.find_qrels(folder, split))
+        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
+        pairs.append(qrel_pairs(qrels, *stores[-1]))
+    if len(stores) == 1:
+        return *stores[0], pairs[0]
+    queries, docs = (JoinedStore({str(n): (one, LARGEST) for n, one in enumerate(own)}) for own in zip(*stores, strict=True))
+    firsts = zip(queries.firsts, docs.firsts, strict=True)
+    return queries, docs, np.concatenate([own + first for own, first in zip(pairs, firsts, strict=True)]).astype(np.int32)
+
 
 SETTINGS_FILE = "training.json"
 LOGGING = ("log_every_steps", "save_every_steps", "keep_checkpoints", "evaluate_every_steps", "early_stopping_patience")

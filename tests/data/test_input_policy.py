@@ -10,7 +10,7 @@ from flat_settings import flat
 from de_jax.data.sources.training_set import beir_pairs, dev_set, open_stores, qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, input_policy
-from de_jax.doc2query.doc_query_pairs import doc_query_pairs
+from de_jax.doc2query.generator_run import doc_query_pairs
 from de_jax.types import InputError
 from experiments.group_relevance import ranked_pairs
 

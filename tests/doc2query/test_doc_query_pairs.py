@@ -6,7 +6,7 @@ import toy_run
 
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.doc2query.doc_query_pairs import doc_query_pairs
+from de_jax.doc2query.generator_run import doc_query_pairs
 from de_jax.types import InputError
 
 

@@ -16,8 +16,7 @@ import toy_run
 from de_jax import cli, gin_configs
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
-from de_jax.doc2query.doc_query_pairs import held_out_pairs
-from de_jax.doc2query.generator_run import load_generator, mean_loss
+from de_jax.doc2query.generator_run import held_out_pairs, load_generator, mean_loss
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
 from de_jax.training.mesh.sharding import make_mesh
