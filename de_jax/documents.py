@@ -16,7 +16,7 @@ import numpy as np
 
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
-from de_jax.data.text.fields import field_of
+from de_jax.data.text.tokenizing import field_of
 from de_jax.model import Model, load
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.settings import PositiveInt, Seed, checked

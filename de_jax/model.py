@@ -21,9 +21,8 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.data.text.fields import document
 from de_jax.data.text.passages import passages_of
-from de_jax.data.text.tokenizing import bare, with_prompt
+from de_jax.data.text.tokenizing import bare, document, with_prompt
 from de_jax.files import addresses, folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.foreign_tokenizers import SpecialTokens

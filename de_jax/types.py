@@ -34,7 +34,7 @@ Backend = Literal["jax", "onnx", "onnx-int8", "openvino"]
 """What computes a tower that encodes: JAX, onnxruntime in float32 or in int8, or OpenVINO; all but JAX on the CPU."""
 
 FieldName = Literal["url", "title", "text"]
-"""A field of a document; see `data.text.fields`."""
+"""A field of a document; see `data.text.tokenizing.field_of`."""
 
 Metrics = dict[str, Any]
 """Scalars by name, float32, still on the device."""

@@ -15,8 +15,7 @@ from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.query_store import gold_queries
 from de_jax.data.sources.training_set import opened_tokenizers
 from de_jax.data.stores.corpus import tokenized
-from de_jax.data.text.fields import document
-from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.tokenizing import document, load_tokenizer
 from experiments import stand_in_weights
 
 QUERY = "dense query " * 40

@@ -18,9 +18,8 @@ from jaxtyping import Float
 
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir, tokenizing
-from de_jax.data.text.fields import field_of
 from de_jax.data.text.passages import passages_of
-from de_jax.data.text.tokenizing import Span
+from de_jax.data.text.tokenizing import Span, field_of
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.saliency import token_saliency
 from de_jax.evaluation.task import Policy

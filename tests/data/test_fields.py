@@ -15,8 +15,7 @@ from de_jax import cli
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.stores.corpus import cached_token_store, tokenized
 from de_jax.data.text import tokenizing
-from de_jax.data.text.fields import document, field_of
-from de_jax.data.text.tokenizing import JsonTokenizer, load_tokenizer, with_prompt
+from de_jax.data.text.tokenizing import JsonTokenizer, document, field_of, load_tokenizer, with_prompt
 from de_jax.training.run.run_folder import describe_run, load_run
 from de_jax.types import InputError
 

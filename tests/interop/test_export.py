@@ -14,8 +14,7 @@ from random_params import random_params
 
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing, vocabulary_training
-from de_jax.data.text.fields import document
-from de_jax.data.text.tokenizing import Side
+from de_jax.data.text.tokenizing import Side, document
 from de_jax.interop import any_model, sentence_transformers_export, served_encoder, t5x
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig

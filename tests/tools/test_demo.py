@@ -15,7 +15,7 @@ from tiny_run import DOCS, QUERIES
 import de_jax
 from de_jax import cli
 from de_jax.data.text import beir
-from de_jax.data.text.fields import field_of
+from de_jax.data.text.tokenizing import field_of
 from de_jax.demo import gradio_page, markup
 from de_jax.demo.side_by_side import Column, Hit, Mark, SideBySide, doc_saliency, open_corpus, strongest
 from de_jax.evaluation import fusion

@@ -17,9 +17,9 @@ from typing import IO
 from de_jax.data.sources import table_store
 from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, table_files
-from de_jax.data.text.fields import field_of
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
+from de_jax.data.text.tokenizing import field_of
 from de_jax.files import folders, outputs
 from de_jax.types import InputError
 

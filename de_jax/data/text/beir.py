@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from de_jax.data.text import input_policy, table_files, trec_columns
-from de_jax.data.text.fields import document
+from de_jax.data.text.tokenizing import document
 from de_jax.files import outputs
 from de_jax.files.reading import parse_json, read_lines, require_folder
 from de_jax.types import InputError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from de_jax.data.text import beir, input_policy, table_files
-from de_jax.data.text.fields import document
 from de_jax.data.text.input_policy import examples
 from de_jax.data.text.table_files import Table
+from de_jax.data.text.tokenizing import document
 from de_jax.files import folders, reading
 from de_jax.settings import Maybe, Record, list_of, nullable, text_id
 from de_jax.types import InputError

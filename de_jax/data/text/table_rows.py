@@ -27,9 +27,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from de_jax.data.text import input_policy, list_cells, trec_columns
-from de_jax.data.text.fields import document
 from de_jax.data.text.table_files import Row, Table, read
-from de_jax.data.text.tokenizing import Prompted
+from de_jax.data.text.tokenizing import Prompted, document
 from de_jax.files import outputs
 from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
