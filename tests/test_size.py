@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 1010,
-    "de_jax/data": 8860,
+    "de_jax/data": 8850,
     "de_jax/demo": 590,
     "de_jax/doc2query": 510,
     "de_jax/evaluation": 1530,

@@ -19,6 +19,7 @@ Where texts are searched and scored, a table may lack queries, and has ids:
 
 from __future__ import annotations
 
+import ast
 import decimal
 import json
 import math
@@ -26,10 +27,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from de_jax.data.text import input_policy, list_cells, trec_columns
+from de_jax.data.text import input_policy, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
 from de_jax.data.text.tokenizing import Prompted, document
-from de_jax.files import outputs
+from de_jax.files import outputs, reading
 from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
 from de_jax.types import InputError
@@ -65,6 +66,10 @@ _TEXTS = ("query", "doc", "title", "neg_docs")
 NO_SCORE = math.nan
 _WORDS = frozenset(("none", "nan", "null", "<na>", "nat"))
 """The texts of empty cells where all columns are made texts, in lower case."""
+
+
+_WITHOUT_COMMA = re.compile(r"""(['"}]|None|nan)\s+(?=['"{]|None|nan)""")
+"""Between the items of an array as numpy prints it."""
 
 
 class Example(NamedTuple):
@@ -150,7 +155,7 @@ class Reading:
         if row.is_csv:
             for role, column in ((kind, one) for kind in _TEXTS for one in columns.get(kind, ())):
                 if role != "query" or values[column].lstrip().startswith("{"):  # a query is one text or object, never a list
-                    values[column] = list_cells.texts(values[column], column)
+                    values[column] = listed_texts(values[column], column)
         cells = (values[column] for role in _TEXTS for column in columns.get(role, ()))
         one, prompt = example_of(values, columns), _cell(values, columns, "query_prompt")
         if not self._as_texts and not _is_missing(prompt):
@@ -340,7 +345,7 @@ def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_
     """
     if (value := _cell(values, columns, "score")) is not None:
         column = columns["score"][0]
-        several = list_cells.numbers(value, column, "scores")
+        several = listed_numbers(value, column, "scores")
         if num_docs == 1 and len(several) == num_neg_docs > 0:
             return [0.0, *(-margin for margin in _numbers(several, column, num_neg_docs))]
         return _numbers(several, column, num_docs + num_neg_docs)
@@ -353,7 +358,7 @@ def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_
 
 def _numbers(value: Any, column: str, number: int) -> list[float]:
     """So many scores, out of a list, a number, or their text as csv has it."""
-    several = list_cells.numbers(value, column, "scores")
+    several = listed_numbers(value, column, "scores")
     if len(several) != number:
         raise ValueError(f"{len(several)} scores in column {column!r} for {number} texts; give one each, the document's first")
     return [NO_SCORE if one is None else _number(one, column) for one in several]
@@ -379,7 +384,7 @@ def _number(value: Any, column: str) -> float:
 def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_docs: int) -> list[float]:
     """For each document 0 if it is not relevant, `NO_SCORE` where it is, or its score."""
     column = columns["label"][0]
-    several = list_cells.numbers(_cell(values, columns, "label"), column, "labels")
+    several = listed_numbers(_cell(values, columns, "label"), column, "labels")
     if len(several) != num_docs:
         raise ValueError(f"{len(several)} labels in column {column!r} for {num_docs} documents{_or_scores(column)}")
     labels = [_label(one, column) for one in several]
@@ -403,6 +408,54 @@ def _label(value: Any, column: str) -> float:
 
 def _or_scores(column: str) -> str:
     return f"; if labels are scores or margins, say so in columns, label= score={column}"
+
+
+def listed_texts(cell: str, column: str) -> str | list[Any] | dict[str, Any]:
+    """The JSON object or list that a cell of csv holds; any other cell as it is, as a list of numbers alone.
+
+    >>> listed_texts('["beta", "gamma"]', "positive"), listed_texts("[1] Smith", "positive")
+    (['beta', 'gamma'], '[1] Smith')
+    """
+    bare = cell.strip()
+    if (bare[:1], bare[-1:]) not in (("[", "]"), ("{", "}"), ("(", ")")):
+        return cell
+    kind = "an object" if bare[0] == "{" else "a list"
+    try:
+        found = reading.parse_json(bare)
+    except ValueError:
+        if _is_printed(bare):
+            as_python = f"holds {kind} as Python prints it, {bare[:40]}; write it as JSON"
+            raise ValueError(f"column {column!r} {as_python}, or the table as jsonl or parquet") from None
+        return cell
+    if isinstance(found, dict) and "text" not in found:
+        raise ValueError(f"column {column!r} holds an object without 'text', {bare[:40]}; if this is a text, write jsonl")
+    return found if not found or _has_texts(found) else cell
+
+
+def _has_texts(value: Any) -> bool:
+    """Whether a value is a text or an object, or a list with one, with an empty place or with another such list."""
+    return isinstance(value, str | dict) or (
+        isinstance(value, list | tuple | set) and any(one is None or _has_texts(one) for one in value)
+    )
+
+
+def _is_printed(cell: str) -> bool:
+    """Whether a cell is an object, or a list of texts or of objects, as Python, pandas or numpy print it."""
+    try:
+        found = ast.literal_eval(_WITHOUT_COMMA.sub(r"\1, ", cell).replace("nan", "None"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return not isinstance(found, str) and _has_texts(found)
+
+
+def listed_numbers(value: Any, column: str, kind: str) -> Sequence[Any]:
+    """The values of a cell, which holds a list, its JSON, or one value."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = reading.parse_json(value)
+        except ValueError:
+            raise ValueError(f"column {column!r} holds {value[:40]!r}, not a list of {kind}") from None
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _kind(value: Any) -> str:
