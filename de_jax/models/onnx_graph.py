@@ -13,10 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from de_jax.models import positions
 from de_jax.models.attention import MASKED, relative_position_bucket
 from de_jax.models.bert import MAX_DISTANCE, BertConfig
-from de_jax.models.rotary import RotaryConfig
+from de_jax.models.rotary import RotaryConfig, turned_size, turning_speeds
 from de_jax.models.static import StaticConfig
 from de_jax.models.t5 import NORM_EPSILON, T5Config
 from de_jax.models.tower import TowerConfig
@@ -360,9 +359,9 @@ def _views(g: Graph, config: RotaryConfig, text: Text) -> Callable[[bool], View]
     ramp: dict[str, Any] = {"length": config.rope_length, "few_turns": config.rope_few_turns, "many_turns": config.rope_many_turns}
 
     def view(base: float, scaling: tuple[Any, ...], window: tuple[int | None, int | None]) -> View:
-        speeds = positions.speeds(config.head_dim, base, *scaling, **ramp) if scaling else positions.speeds(config.head_dim, base)
+        speeds = turning_speeds(config.head_dim, base, *scaling, **ramp) if scaling else turning_speeds(config.head_dim, base)
         place = g("Cast", g("Unsqueeze", text.places, np.array([1, 3])), to=1)
-        angles, size = g("Mul", place, speeds.astype(np.float32)), positions.size(*scaling) if scaling else 1.0
+        angles, size = g("Mul", place, speeds.astype(np.float32)), turned_size(*scaling) if scaling else 1.0
         cosine, sine = (g(kind, angles) if size == 1 else g("Mul", g(kind, angles), size) for kind in ("Cos", "Sin"))
         return cosine, sine, text.keys if window == (None, None) else text.within(*window)
 

@@ -7,6 +7,7 @@ and T5Gemma 2.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,11 +17,13 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models import layers, positions
+from de_jax.models import layers
 from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
 from de_jax.models.layers import ACTIVATIONS, TABLE_STD, Dropout, Linear, Matrix, places_of, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
+
+Scaling = Literal["linear", "llama3", "yarn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ class RotaryConfig:
         window_after: the farthest later one, where it differs (T5Gemma 2).
         rope_base, local_rope_base: the longest wavelength of positions is near 2 pi times this, in global and in local layers.
         rope_factor: positions of global layers are divided by this, in the dimensions that `rope_scaling` chooses.
-        rope_scaling, rope_length, rope_few_turns, rope_many_turns: see `positions.speeds`.
+        rope_scaling, rope_length, rope_few_turns, rope_many_turns: see `turning_speeds`.
         query_scale: factor of the attention scores; None for 1 / sqrt(head_dim).
         attention_cap: scores are squashed into (-cap, cap) by tanh (Gemma 2); None leaves them.
         dropout_rate: share dropped of the embeddings, the attention weights and each half's result.
@@ -103,7 +106,7 @@ class RotaryConfig:
     rope_base: PositiveFloat = 160_000.0
     local_rope_base: PositiveFloat = 10_000.0
     rope_factor: PositiveFloat = 1.0
-    rope_scaling: positions.Scaling = "linear"
+    rope_scaling: Scaling = "linear"
     rope_length: PositiveInt = 8192
     rope_few_turns: PositiveFloat = 1.0
     rope_many_turns: PositiveFloat = 4.0
@@ -371,7 +374,7 @@ def _turns(config: RotaryConfig, segments: Int[Array, "b L"]) -> tuple[Turns, ..
         return jnp.cos(angles) * size, jnp.sin(angles) * size
 
     scaling = (config.rope_scaling, config.rope_factor)
-    speeds = positions.speeds(
+    speeds = turning_speeds(
         config.head_dim,
         config.rope_base,
         *scaling,
@@ -379,10 +382,10 @@ def _turns(config: RotaryConfig, segments: Int[Array, "b L"]) -> tuple[Turns, ..
         few_turns=config.rope_few_turns,
         many_turns=config.rope_many_turns,
     )
-    of_global = turns(speeds, positions.size(*scaling))
+    of_global = turns(speeds, turned_size(*scaling))
     if config.global_every == 1:
         return (of_global,)
-    return of_global, turns(positions.speeds(config.head_dim, config.local_rope_base), 1.0)
+    return of_global, turns(turning_speeds(config.head_dim, config.local_rope_base), 1.0)
 
 
 def _chosen(of_kinds: tuple[Any, ...], is_global: Any) -> Any:
@@ -395,3 +398,53 @@ def _norm(config: RotaryConfig, name: str | None = None) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(use_fast_variance=False, **settings)
     return nn.LayerNorm(use_fast_variance=False, use_bias=config.norm_bias, **settings)
+
+
+def turning_speeds(
+    head_dim: int,
+    base: float,
+    scaling: Scaling = "linear",
+    factor: float = 1.0,
+    *,
+    length: int = 8192,
+    few_turns: float = 1.0,
+    many_turns: float = 4.0,
+) -> Float[np.ndarray, " h"]:
+    """The angle of each pair of dimensions from one token to the next, in radians: base^(-2i / head_dim), slowed down.
+
+    Pairs that turn at most `few_turns` times within `length` tokens are slowed down by `factor`. Pairs with at least `many_turns`
+    turns keep their speed, and a linear ramp lies in between. Llama 3 (Grattafiori et al. 2024) computes the ramp from the number
+    of turns. YaRN (Peng et al. 2024) computes it from the index of the pair, and rounds the ends of the ramp outwards.
+
+    Args:
+        head_dim: even.
+        base: the longest wavelength is near 2 pi times this.
+        scaling: "linear" slows all pairs down (Chen et al. 2023).
+        factor: 1 changes nothing.
+        length: tokens of the texts that the model was trained on before.
+        few_turns, many_turns: 1 and 4 in Llama 3, 1 and 32 in YaRN.
+
+    Example:
+        >>> turning_speeds(4, 100.0).round(3).tolist()
+        [1.0, 0.1]
+        >>> turning_speeds(4, 100.0, "llama3", 8.0, length=60).round(3).tolist()  # 10 turns, and 1
+        [1.0, 0.012]
+    """
+    pair = np.arange(head_dim // 2)
+    unscaled = base ** -(2 * pair / head_dim)
+    if scaling == "linear":
+        return unscaled / factor
+    if scaling == "llama3":
+        kept = (length * unscaled / (2 * math.pi) - few_turns) / (many_turns - few_turns)
+    else:
+        pair_of = lambda turns: head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))  # noqa: E731
+        first = max(math.floor(pair_of(many_turns)), 0)
+        last = min(math.ceil(pair_of(few_turns)), head_dim - 1)
+        kept = 1 - (pair - first) / (last - first or 0.001)
+    kept = np.clip(kept, 0, 1)
+    return unscaled * (kept + (1 - kept) / factor)
+
+
+def turned_size(scaling: Scaling, factor: float) -> float:
+    """The factor of turned queries and keys: 1, or in YaRN slightly more, which sharpens attention over longer texts."""
+    return 0.1 * math.log(factor) + 1 if scaling == "yarn" and factor > 1 else 1.0

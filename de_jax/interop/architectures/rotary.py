@@ -11,8 +11,7 @@ from typing import Any
 from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.kind import Keys, Kind, Settings
 from de_jax.interop.pretrained import Origin
-from de_jax.models import positions
-from de_jax.models.rotary import RotaryConfig, global_pattern
+from de_jax.models.rotary import RotaryConfig, global_pattern, turned_size
 from de_jax.types import InputError
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -105,7 +104,7 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
     if scaling == "yarn" and fields["rope_base"] <= 1:
         raise InputError(f"{settings.file}: rope_theta is {fields['rope_base']!r}; beside yarn it must be greater than 1.")
     few, many, length = SCALINGS[scaling][:3]
-    size = positions.size(scaling, fields["rope_factor"])
+    size = turned_size(scaling, fields["rope_factor"])
     if abs(read.positive("attention_factor", size) - size) > 1e-6:
         read.require("attention_factor", found["attention_factor"], size)
     return fields | {
