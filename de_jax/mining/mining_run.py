@@ -1,4 +1,4 @@
-"""Mining by a run while it trains: one generation from given parameters, a hook that mines, and one that follows a miner."""
+"""Mining by a run while it trains: one generation from given parameters, and the hooks that mine or that follow a miner."""
 
 from __future__ import annotations
 
