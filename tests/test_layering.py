@@ -96,7 +96,7 @@ RULES = {  # of "de_jax": when they are used, see below
     "de_jax.interop.export": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval")),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
-    "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
+    "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb", "jax")),
     "de_jax.gin_settings": Rule(("types", "settings", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),

@@ -12,7 +12,7 @@ MOST = {
     "de_jax/doc2query": 510,
     "de_jax/evaluation": 1530,
     "de_jax/files": 1160,
-    "de_jax/interop": 4530,
+    "de_jax/interop": 4520,
     "de_jax/losses": 1800,
     "de_jax/mining": 1200,
     "de_jax/models": 3780,

@@ -7,7 +7,7 @@ import pytest
 
 from de_jax.files import outputs
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import pretrained, t5x_files
+from de_jax.interop import pretrained, t5x
 from de_jax.retrieval import faiss_filling, sessions
 
 ARRAY = np.random.default_rng(0).normal(size=(200, 200)).astype(np.float32)  # 160 kB that no library can compress
@@ -42,7 +42,7 @@ def with_onnx(folder):
 WRITERS = {
     "safetensors": lambda folder: pretrained.save(folder / "model.safetensors", {"x": ARRAY}),
     "tokenizers": with_tokenizers,
-    "tensorstore": lambda folder: t5x_files.write(folder, {"x": ARRAY}, 1),
+    "tensorstore": lambda folder: t5x.write_arrays(folder, {"x": ARRAY}, 1),
     "arrow": with_arrow,
     "faiss": with_faiss,
     "onnx": with_onnx,
