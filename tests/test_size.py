@@ -15,7 +15,7 @@ MOST = {
     "de_jax/interop": 4520,
     "de_jax/losses": 1800,
     "de_jax/mining": 1200,
-    "de_jax/models": 3780,
+    "de_jax/models": 3770,
     "de_jax/reports": 740,
     "de_jax/retrieval": 2790,
     "de_jax/training": 5180,

@@ -22,7 +22,7 @@ from de_jax.interop.architectures.kind import Keys, account, kind_of
 from de_jax.interop.huggingface import EncoderFolder
 from de_jax.interop.pretrained import Origin, Pretrained, arrays_in, part_of, save, turned
 from de_jax.interop.sentence_transformers import NAMES
-from de_jax.models import lora
+from de_jax.models.layers import LORA_A, LORA_B
 from de_jax.models.tower import EncoderConfig
 from de_jax.settings import Maybe, NonNegativeFloat, Record, Size, map_of, some_text
 from de_jax.training.optim import paths
@@ -177,9 +177,9 @@ def write_encoder(
     origins = kind.origins_of(encoder, pad_id)
     by_module: dict[str, list[tuple[Origin, np.ndarray, np.ndarray]]] = collections.defaultdict(list)
     for path in leaves:
-        if f"/{lora.A}/" in path:
-            origin = origins[path.replace(f"/{lora.A}/", "/")]
-            a, b = (np.asarray(leaves[path.replace(f"/{lora.A}/", f"/{name}/")]) for name in (lora.A, lora.B))
+        if f"/{LORA_A}/" in path:
+            origin = origins[path.replace(f"/{LORA_A}/", "/")]
+            a, b = (np.asarray(leaves[path.replace(f"/{LORA_A}/", f"/{name}/")]) for name in (LORA_A, LORA_B))
             by_module[origin.name.removesuffix(".weight")].append((origin, a, b))
     arrays: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}

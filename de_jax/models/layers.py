@@ -34,6 +34,9 @@ PRODUCT = "product"
 HEAD_AXIS = "tensor"
 """The axis of the mesh along which kernels, and so the heads of attention, are split."""
 
+LORA_A, LORA_B = "lora_a", "lora_b"
+"""Where the parameters of a `Linear` hold those of its adapter, each a kernel: [E, r] and [r, F]."""
+
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
@@ -369,3 +372,26 @@ def _rematerialised(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
         return layer
     policy = jax.checkpoint_policies.save_only_these_names(PRODUCT) if remat == "dots" else None
     return nn.remat(layer, policy=policy, static_argnums=(3,), prevent_cse=True)  # `deterministic`, after `self`
+
+
+def with_lora(*, scale: float, dropout_rate: float) -> contextlib.AbstractContextManager[None]:
+    """Within it, a `Linear` with an adapter (LoRA: Hu et al. 2022) gives x W + scale * dropout(x) A B; other modules do as ever.
+
+    Adapters are looked for in the parameters, and W is never summed with A B. `scale` is alpha / r, and `dropout_rate` is of an
+    adapter's input, wherever the model's own dropout is on.
+    """
+    dropout = Dropout(dropout_rate, parent=None)
+
+    def with_adapter(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        y, linear = call(*args, **kwargs), context.module
+        if not isinstance(linear, Linear) or context.method_name != "__call__" or not linear.has_variable("params", LORA_A):
+            return y
+        kernel: Callable[[str], Array] = lambda name: linear.get_variable("params", name)["kernel"]  # noqa: E731
+        x: Array = args[0]
+        if dropout_rate and linear.has_rng("dropout"):
+            x = dropout.apply({}, x, False, rngs={"dropout": linear.make_rng("dropout")})
+        between = stream_dtype(linear.dtype)
+        low = product("ble,er->blr", x.astype(linear.dtype), kernel(LORA_A), between)
+        return y + scale * product("blr,rf->blf", low.astype(linear.dtype), kernel(LORA_B), between)
+
+    return nn.intercept_methods(with_adapter)

@@ -14,10 +14,9 @@ from de_jax import recipe_checks
 from de_jax.data.text.tokenizing import Side
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models import dual_encoder
-from de_jax.models import lora as lora_
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.layers import Linear
+from de_jax.models.layers import Linear, with_lora
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -202,7 +201,7 @@ def test_a_linear_map_and_its_gradient_are_those_of_a_sum_by_hand():
     x = jax.random.normal(keys[3], (2, 3, 4)) / 8
 
     def ours(params):
-        with lora_.applied(scale=1.5, dropout_rate=0.0):
+        with with_lora(scale=1.5, dropout_rate=0.0):
             return jnp.sum(jnp.cos(linear.apply({"params": paths.tree_of(params)}, x)))
 
     def by_hand(params):
@@ -217,7 +216,7 @@ def test_dropout_is_of_the_adapters_input_alone():
     linear = Linear(4, 1.0, jnp.dtype(jnp.float32))
     x = 1.0 + jnp.arange(240.0).reshape(2, 30, 4) / 240
     params = {"kernel": jnp.eye(4), "lora_a": {"kernel": jnp.eye(4)}, "lora_b": {"kernel": jnp.eye(4)}}
-    with lora_.applied(scale=2.0, dropout_rate=0.25):
+    with with_lora(scale=2.0, dropout_rate=0.25):
         dropped = linear.apply({"params": params}, x, rngs={"dropout": jax.random.key(0)})
         kept = linear.apply({"params": params}, x)
     np.testing.assert_allclose(kept, 3 * x, rtol=1e-6)

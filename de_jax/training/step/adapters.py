@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from de_jax.models import lora
+from de_jax.models.layers import LORA_A, LORA_B, with_lora
 from de_jax.settings import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.training.optim import paths
 from de_jax.types import Array, Batch, Embeddings, InputError, Params
 
-ADAPTER = rf".*/({lora.A}|{lora.B})/kernel"
+ADAPTER = rf".*/({LORA_A}|{LORA_B})/kernel"
 """The paths of all adapters."""
 _ABLE = re.compile(r"(query|doc|shared)/encoder/.*/kernel")
 _MATRIX = ".*/(kernel|embedding)"
@@ -143,8 +143,8 @@ class Lora:
         Each lies where its kernel did.
         """
         whole = paths.by_path(params)
-        for path in [path for path in whole if path.endswith(f"/{lora.A}/kernel")]:
-            kernel_path = path.replace(f"/{lora.A}/", "/")
+        for path in [path for path in whole if path.endswith(f"/{LORA_A}/kernel")]:
+            kernel_path = path.replace(f"/{LORA_A}/", "/")
             a, b = (whole.pop(place) for place in _places(kernel_path))
             kernel = whole[kernel_path]
             added = _sum(kernel, a, b, self.scale)
@@ -170,7 +170,7 @@ class AdaptedModel:
 
     def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
         """The model's embeddings, its kernels adapted."""
-        with lora.applied(scale=self.adapters.scale, dropout_rate=self.adapters.dropout):
+        with with_lora(scale=self.adapters.scale, dropout_rate=self.adapters.dropout):
             return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
     def check(self, params: Params) -> None:
@@ -212,7 +212,7 @@ def _sum(kernel: Float[Array, "E F"], a: Float[Array, "E r"], b: Float[Array, "r
 def _places(kernel_path: str) -> tuple[str, str]:
     """The paths of the adapter of a kernel."""
     stem = kernel_path.removesuffix("kernel")
-    return f"{stem}{lora.A}/kernel", f"{stem}{lora.B}/kernel"
+    return f"{stem}{LORA_A}/kernel", f"{stem}{LORA_B}/kernel"
 
 
 def _alike(params: Params) -> Params:
