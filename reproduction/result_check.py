@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.files.reading import parse_object
 from de_jax.reports import tables
 from de_jax.settings import Maybe, Record
 from de_jax.types import InputError
@@ -122,12 +121,14 @@ def _run(entry: Entry, root: Path) -> list[dict[str, Any]]:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """The JSON objects among the lines of a text, each on one line or on several; other lines are passed over."""
-    lines = text.splitlines(keepends=True)
+    lines, decoder = text.splitlines(keepends=True), json.JSONDecoder()
     while lines:
         rest = "".join(lines)
         try:
-            found, end = parse_object(rest)
+            found, end = decoder.raw_decode(rest)
         except ValueError:
+            found = None
+        if not isinstance(found, dict):
             lines = lines[1:]
             continue
         yield found
