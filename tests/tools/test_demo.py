@@ -16,7 +16,7 @@ import de_jax
 from de_jax import cli
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import field_of
-from de_jax.demo import gradio_page, markup
+from de_jax.demo import gradio_page
 from de_jax.demo.side_by_side import Column, Hit, Mark, SideBySide, doc_saliency, open_corpus, strongest
 from de_jax.evaluation import fusion
 from de_jax.evaluation import task as task_
@@ -142,8 +142,8 @@ def test_nothing_that_a_corpus_a_query_or_a_file_name_holds_is_interpreted():
         Hit(f"id {text}", 1.0, text, f"{text} and {text}", url, {text: 1}, [Mark(0, 3, 1.0), Mark(4, 6, 0.5)])
         for text, url in zip(HOSTILE, urls, strict=True)
     ]
-    shown = markup.results([Column(text, text, 1.0, hits) for text in HOSTILE[:2]]) + markup.error(HOSTILE[0])
-    shown += markup.headline(HOSTILE[1], 3, HOSTILE)
+    shown = gradio_page.results([Column(text, text, 1.0, hits) for text in HOSTILE[:2]]) + gradio_page.refusal(HOSTILE[0])
+    shown += gradio_page.headline(HOSTILE[1], 3, HOSTILE)
     parsed = Parsed(shown)
     assert parsed.tags <= {"style", "div", "section", "h2", "h3", "span", "p", "b", "a", "details", "summary", "mark"}
     assert parsed.attributes <= {"class", "style", "href", "target", "rel", "title", "role"}
@@ -154,7 +154,7 @@ def test_nothing_that_a_corpus_a_query_or_a_file_name_holds_is_interpreted():
     assert "dexetxt[2J " in texts
     for character in "\x1b\u202e\u2028":
         assert character not in shown
-    assert not set("{}$`@") & set(shown.replace(markup.STYLE, ""))
+    assert not set("{}$`@") & set(shown.replace(gradio_page.STYLE, ""))
 
 
 @pytest.mark.parametrize(
