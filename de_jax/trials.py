@@ -118,7 +118,8 @@ def tune(
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     opened = data(options=options, share=Share())
-    _check_enough((dev := opened.dev).qrels if opened.dev else ())
+    dev = opened.dev
+    _check_enough(dev.qrels if dev else ())
     assert dev is not None
     local = str(Path(source).resolve()) if Path(source).exists() else source
     asked = {"model": local, "has_teacher": bool(teacher), "minutes": minutes, "trials": trials, "seed": seed, **given}

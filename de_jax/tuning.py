@@ -244,19 +244,20 @@ def data_of(
     table = Table(questions := str(questions or ""), skip_bad_rows=skip_bad_rows)
     if questions and sum(bool(one.docs) for one in Reading(table).examples()) < FEWEST_QUESTIONS:
         raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
-    skips = {"skip_bad_rows": True} if skip_bad_rows else {}
-    judged: dict[str, Any] = {**({"dev_path": questions} if questions else {"dev_fraction": dev_fraction}), **skips}
+    judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
+    judged["skip_bad_rows"] = skip_bad_rows
     if not isinstance(pairs, str | Path):
         return functools.partial(table_pairs, _as_rows(pairs), columns=columns, **judged)
     folder = Path(addresses.local(pairs))
     if documents.is_alone(folder):
-        return functools.partial(table_pairs, documents.pairs_of(folder, teacher=teacher), dev_path=questions, **skips)
+        made = documents.pairs_of(folder, teacher=teacher)
+        return functools.partial(table_pairs, made, dev_path=questions, skip_bad_rows=skip_bad_rows)
     if not (folder / "qrels").is_dir():
         return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
     for name, given in (("columns", columns), ("questions", questions)):
         if given:
             raise InputError(f"{name} is {given!r}, but {pairs} is a BEIR folder, which says this itself; leave it out.")
-    return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction, **({"skip_empty": True} if skip_bad_rows else {}))
+    return functools.partial(beir_pairs, str(pairs), dev_fraction=dev_fraction, skip_empty=skip_bad_rows)
 
 
 def _as_rows(pairs: Rows) -> Rows:
