@@ -56,8 +56,8 @@ def test_the_same_call_again_trains_nothing(tuned, start):
     before = (folder / "run/verdict.json").read_bytes()
     with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained or written.$"):
         again = de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST)
-    rate_and_data = r"or written; for optimization.learning_rate = 0.5; .*other data than it had, take another run_dir.$"
-    with pytest.warns(UserWarning, match=rate_and_data):
+    others = r"written; for data.path = list; optimization.learning_rate = 0.5; other data than it had, take another run_dir.$"
+    with pytest.warns(UserWarning, match=others):
         de_jax.fine_tune(start, PAIRS[:80], run_dir=folder / "run", dev_fraction=0.3, **{**FAST, "learning_rate": 0.5})
     assert again.scores == model.scores
     assert (folder / "run/verdict.json").read_bytes() == before
