@@ -156,4 +156,4 @@ def _sections(file: Path, name: str) -> Iterator[Document]:
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    return (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())

@@ -117,8 +117,7 @@ def tune(
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
-    opened = data(options=options, share=Share())
-    dev = opened.dev
+    dev = (opened := data(options=options, share=Share())).dev
     _check_enough(dev.qrels if dev else ())
     assert dev is not None
     local = str(Path(source).resolve()) if Path(source).exists() else source

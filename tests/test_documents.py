@@ -40,7 +40,7 @@ def test_sections_of_files_are_documents_under_their_headings(tmp_path):
         "intro text\n\n# Open a file\nopen(name)\nopens it.\n## Modes ##\nr reads.\n\nClose\n=====\nclose() ends it."
     )
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "b.txt").write_text("a note without headings")
+    (tmp_path / "sub" / "b.TXT").write_text("a note without headings")
     (tmp_path / "c.png").write_bytes(b"\x89")
     assert documents.is_alone(tmp_path)
     assert documents.read(tmp_path) == [
@@ -48,7 +48,7 @@ def test_sections_of_files_are_documents_under_their_headings(tmp_path):
         ("a.md#1", "Open a file", "open(name) opens it."),
         ("a.md#2", "Modes", "r reads."),
         ("a.md#3", "Close", "close() ends it."),
-        ("sub/b.txt#0", "", "a note without headings"),
+        ("sub/b.TXT#0", "", "a note without headings"),
     ]
 
 

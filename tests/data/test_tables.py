@@ -4,6 +4,7 @@ import decimal
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -160,6 +161,8 @@ def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(
         write_lines(tmp_path / f"part-{number}.jsonl", [{"query": f"q{number}", "doc": "d"}])
     assert [one.query for one in examples(str(tmp_path / "part-*.jsonl"))] == ["q1", "q2"]
     assert [one.query for one in examples([str(tmp_path / f"part-{number}.jsonl") for number in (2, 1)])] == ["q2", "q1"]
+    shutil.copy(tmp_path / "part-1.jsonl", tmp_path / "UPPER.JSONL")
+    assert [one.query for one in examples(str(tmp_path / "UPPER.JSONL"))] == ["q1"]
     write(tmp_path / "a.xlsx", "")
     for source, message in {
         tmp_path / "absent.csv": "absent.csv does not exist; give a table",

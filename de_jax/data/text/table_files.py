@@ -438,7 +438,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 def _suffix(path: Path) -> str:
     """The ending that decides the format; "" for .gz of a format that is compressed within."""
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return "" if path.suffix == ".gz" and suffix in _BINARY else suffix
+    return "" if path.suffix == ".gz" and suffix in _BINARY else suffix.lower()
 
 
 _BINARY: dict[str, Any] = {".arrow": partial(_of_batches, _arrow), ".parquet": partial(_of_batches, _parquet)}
