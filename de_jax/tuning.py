@@ -205,8 +205,8 @@ def fitted(
 ) -> tuple[PairsOptions, int]:
     """The options, fitted to the pairs if they are not set, and the number of pairs."""
     texts = _texts(data, options)
-    if len(texts.pairs) < 2:
-        raise InputError("one pair is left to train on, which has no negatives; give more, or a smaller dev_fraction.")
+    if len(texts.pairs) < 2 and not is_set["batch_size"]:
+        raise InputError("one pair is left to train on, so a batch has no negatives; give more, or a smaller dev_fraction.")
     most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
     values = {} if is_set["batch_size"] else {"batch_size": jax.device_count() * max(1, most // jax.device_count())}
     for side, (kind, store) in enumerate(zip(TOWERS, texts.stores, strict=True)):

@@ -109,7 +109,7 @@ def test_methods_combine_with_any_source(method, start, tmp_path):
         ([("red fox",)], {}, r"row 0 of pairs is \('red fox',\); give"),
         ([*PAIRS, None], {}, "row 150 of pairs is None; give"),
         ([*PAIRS, {"query": "red", "doc": "fox"}], {}, "row 150 of pairs is {'query': 'red', 'doc': 'fox'}; give"),
-        (PAIRS[:1], {"dev_fraction": 0.0}, "one pair is left to train on, which has no negatives; give more"),
+        (PAIRS[:1], {"dev_fraction": 0.0}, "one pair is left to train on, so a batch has no negatives; give more"),
         (PAIRS, {"loss": "softmax"}, "loss"),
         (PAIRS, {"epochs": 0}, "epochs"),
         ("nowhere.csv", {}, "nowhere.csv"),
