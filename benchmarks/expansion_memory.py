@@ -149,7 +149,8 @@ def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[s
         docs = rng.integers(num_docs, size=(BATCH, 1 + NEGATIVES))
         return (texts.bare[docs] + rng.integers(1 + args.num_queries, size=docs.shape)).astype(np.int32)
 
-    lay_out = layout.packed(texts, 128, sample=[drawn() for _ in range(4)])
+    shape = layout.packings({"doc": layout.Sample(texts, 128, [drawn() for _ in range(4)])})["doc"]
+    lay_out = layout.packed_as(shape, texts, 128)
     opened, start = time.perf_counter() - start, time.perf_counter()
     for _ in range(args.num_batches):
         lay_out(drawn(), 0)

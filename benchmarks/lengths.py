@@ -32,22 +32,15 @@ FIRST_ID = 3
 """0 to 2 are padding, end of text and unknown."""
 
 
-class RandomTexts:
-    """Texts of given lengths as `de_jax.retrieval.encode` asks for a token store.
+class Texts:
+    """Token ids as `de_jax.retrieval.encode` and `de_jax.data.batches.layout` ask for a token store."""
 
-    Args:
-        lengths: tokens of each text, the final `</s>` included.
-        vocab_size: token ids are drawn evenly below it.
-        seed: of the token ids.
-    """
-
-    def __init__(self, lengths: np.ndarray, *, vocab_size: int, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        self.texts = [np.append(rng.integers(FIRST_ID, vocab_size, n - 1), EOS_ID).astype(np.int32) for n in lengths.tolist()]
-        self.ids: Sequence[str] = [str(row) for row in range(len(lengths))]
-        self.num_texts = len(lengths)
-        self.content_hash = self.tokenizer_fingerprint = "random"
-        self._lengths = lengths.astype(np.int32)
+    def __init__(self, texts: list[np.ndarray]) -> None:
+        self.texts = texts
+        self.ids: Sequence[str] = [str(row) for row in range(len(texts))]
+        self.num_texts = len(texts)
+        self.content_hash = self.tokenizer_fingerprint = "in memory"
+        self._lengths = np.array([len(text) for text in texts], np.int32)
 
     def lengths(self, max_length: int) -> np.ndarray:
         """Tokens of each text, int32 [n]; none is cut."""
@@ -61,6 +54,20 @@ class RandomTexts:
         for place, row in enumerate(rows.tolist()):
             padded[place, : len(self.texts[row])] = self.texts[row]
         return padded
+
+
+class RandomTexts(Texts):
+    """Texts of given lengths.
+
+    Args:
+        lengths: tokens of each text, the final `</s>` included.
+        vocab_size: token ids are drawn evenly below it.
+        seed: of the token ids.
+    """
+
+    def __init__(self, lengths: np.ndarray, *, vocab_size: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        super().__init__([np.append(rng.integers(FIRST_ID, vocab_size, n - 1), EOS_ID).astype(np.int32) for n in lengths.tolist()])
 
 
 def msmarco_like(kind: str, num_texts: int, seed: int) -> np.ndarray:
@@ -110,8 +117,3 @@ def _tokenizer(model: str, kind: TowerName) -> Tokenizer:
     if not Path(model).is_dir():
         raise InputError(f"--dataset_dir is for a model with a tokenizer, but --model is {model}; give a folder with a model.")
     return pretrained_tokenizer(source=model, tower=kind)()
-
-
-def round_up(length: int, multiple: int) -> int:
-    """The smallest multiple that is not below `length`."""
-    return -(-length // multiple) * multiple

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from de_jax.training.mesh import plan, sharding
 from de_jax.types import Batch, InputError, Packed, Params
 
 REAL_LENGTH: dict[TowerName, int] = {"query": 64, "doc": 256}
+LONGEST = 2**20  # tokens; none is cut
 LOSSES = ("in_batch_softmax", "samtone")
 
 
@@ -133,7 +133,7 @@ def _batches(model: DualEncoder, args: argparse.Namespace, num_chunks: int) -> l
     for kind, of in sizes.items():
         model.check_length(kind, max(int(size.max()) for size in of))
     padded = {kind: [peers.pad(batch).astype(np.int32) for batch in of] for kind, of in texts.items()}
-    ours = padded if args.pad else {kind: _packed(padded[kind], sizes[kind], num_chunks) for kind in texts}
+    ours = padded if args.pad else _packed(texts, num_chunks)
     return [
         Drawn(
             Batch(ours["query"][i], ours["doc"][i], rows, rows),
@@ -157,16 +157,14 @@ def _texts(model: DualEncoder, kind: TowerName, length: int | None, args: argpar
     return batches
 
 
-def _packed(padded: list[np.ndarray], sizes: list[np.ndarray], num_chunks: int) -> list[Packed]:
-    """All batches in one shape, rows as long as the longest text, as `layout.packed` gives them, in equal chunks."""
-    row_length = lengths.round_up(max(int(size.max()) for size in sizes), 8)
-    max_texts = math.ceil(2 * row_length / float(np.mean(sizes)))
-    placed = [layout.fit(size, row_length, max_texts) for size in sizes]
-    num_rows = lengths.round_up(max(int(row.max()) + 1 for row, _ in placed), num_chunks)
-    shape = {"num_rows": num_rows, "row_length": row_length, "max_texts": max_texts}
-    return [
-        layout.fill(tokens, size, row, place, **shape) for tokens, size, (row, place) in zip(padded, sizes, placed, strict=True)
-    ]
+def _packed(texts: dict[TowerName, list[list[np.ndarray]]], num_chunks: int) -> dict[TowerName, list[Packed]]:
+    """The batches as a run packs them, in equal chunks."""
+    stores = {kind: lengths.Texts([text for batch in of for text in batch]) for kind, of in texts.items()}
+    rows = np.arange(stores["query"].num_texts).reshape(len(texts["query"]), -1)
+    samples = {kind: layout.Sample(store, LONGEST, list(rows)) for kind, store in stores.items()}
+    shapes = layout.packings(samples, row_multiple=num_chunks)
+    laid_out = {kind: layout.packed_as(shapes[kind], one.store, one.max_length) for kind, one in samples.items()}
+    return {kind: [lay_out(own, 0) for own in rows] for kind, lay_out in laid_out.items()}
 
 
 def _speed(

@@ -248,7 +248,8 @@ def _packed_beside_padded(run: Run, data_dir: Path) -> float:
     for tower, found in texts.items():
         side = run.side(tower)
         store = tokenized([text for _, text in itertools.islice(found, NUM_COMPARED)], side.tokenizer)
-        layouts = layout.padded(store, side.max_length, length_multiple=8), layout.packed(store, side.max_length, sample=[rows])
+        shape = layout.packings({tower: layout.Sample(store, side.max_length, [rows])})[tower]
+        layouts = layout.padded(store, side.max_length, length_multiple=8), layout.packed_as(shape, store, side.max_length)
         laid_out.append([lay_out(rows, 0) for lay_out in layouts])
     padded, packed = (_embeddings(run, query, doc) for query, doc in zip(*laid_out, strict=True))
     return float(f"{np.abs(padded - packed).max():.2g}")

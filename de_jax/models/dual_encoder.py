@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 import jax
@@ -28,6 +29,8 @@ OWN_ENCODERS = (T5Config, BertConfig, RotaryConfig)
 ARCHITECTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*OWN_ENCODERS, StaticConfig)}
 """The encoders that a run may have, by the names that its description gives them; see `register_encoder`."""
 MIN_TEMPERATURE = 0.01
+_TOWERS = {"query": "query", "doc": "doc", "neg_docs": "doc", "neg_queries": "query"}
+"""The tower of each text of a batch."""
 TRAINING_SETTINGS = ("remat", "scan_layers", "attention", "initializers")
 """Settings of encoders that change how a training step is computed, or how parameters start, and no trained model's numbers."""
 
@@ -64,8 +67,10 @@ class DualEncoder:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "shared", tuple(self.shared))
-        for tower in (self.query, self.doc):
-            _require_registered(type(tower.encoder))
+        for kind in (type(self.query.encoder), type(self.doc.encoder)):
+            require_known_encoder(kind.__name__)
+            if ARCHITECTURES[kind.__name__] in OWN_ENCODERS and kind not in OWN_ENCODERS:
+                raise InputError(f"{kind.__qualname__} of {kind.__module__} has the name of an encoder of de_jax; give it another.")
         if self.query.embedding_dim != self.doc.embedding_dim:
             raise InputError(
                 f"query embeddings have {self.query.embedding_dim} dimensions and document embeddings "
@@ -99,8 +104,7 @@ class DualEncoder:
         lengths: Int[Array, "b S"] | None = None,
     ) -> Float[Array, "b S D"]:
         """Embeddings by one tower ("query" or "doc") of the S texts of each row; see `Tower` and `types.Packed`."""
-        rngs = None if rng is None else {"dropout": rng}
-        return self._apply(tower, params, tokens, rng is None, lengths, rngs=rngs)
+        return self._apply(tower, params, tokens, rng is None, lengths, rngs=None if rng is None else {"dropout": rng})
 
     def token_embeddings(self, tower: str, params: Params, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
         """The vectors that the encoder of one tower ("query" or "doc") reads for padded texts, in the embedder's precision."""
@@ -110,8 +114,7 @@ class DualEncoder:
         self, tower: str, params: Params, embedded: Float[Array, "b L E"], tokens: Int[Array, "b L"]
     ) -> Float[Array, "b D"]:
         """Embeddings by one tower from `token_embeddings`, which may have been changed; token 0 marks padding."""
-        segments = (tokens != 0).astype(jnp.int32)
-        return self._apply(tower, params, embedded, segments, method=Tower.from_embedded)[:, 0]
+        return self._apply(tower, params, embedded, (tokens != 0).astype(jnp.int32), method=Tower.from_embedded)[:, 0]
 
     def embed(
         self,
@@ -136,33 +139,32 @@ class DualEncoder:
                 (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D].
             without_dropout: towers ("query", "doc") that run without it whatever `rng` is.
         """
-        rngs = [None] * 4 if rng is None else list(jax.random.split(rng, 4))
-        rngs = [
-            None if tower in without_dropout else own for tower, own in zip(("query", "doc", "doc", "query"), rngs, strict=True)
-        ]
-        encode_query, encode_doc = (wrap(functools.partial(self.encode_rows, tower)) for tower in ("query", "doc"))
-        query = _encode_texts(encode_query, params, batch.query, rngs[0])
+        rngs: Any = dict.fromkeys(_TOWERS) if rng is None else dict(zip(_TOWERS, jax.random.split(rng, 4), strict=True))
+        found: dict[str, Array | None] = dict.fromkeys(_TOWERS)
+        for names in self._encoded_together(params, batch, without_dropout):
+            tower = _TOWERS[names[0]]
+            own = None if tower in without_dropout else rngs[names[0]]
+            texts = [getattr(batch, name) for name in names]
+            encoded = _encode_texts(wrap(functools.partial(self.encode_rows, tower)), params, texts, own)
+            found |= zip(names, encoded, strict=True)
+        for name, num_axes in (("doc", 2), ("neg_docs", 3)):
+            if (embeddings := found[name]) is not None and embeddings.ndim > num_axes:
+                found[name] = _best_passages(found["query"], embeddings, _has_text(getattr(batch, name)))  # type: ignore[arg-type]
+        others = {name: value for name, value in batch._asdict().items() if name not in _TOWERS}
+        return Embeddings(**found, **others, scale=self._scale(params))
 
-        def encode_docs(texts: Array | Packed | None, num_axes: int, rng: Array | None) -> Array | None:
-            embeddings = _encode_texts(encode_doc, params, texts, rng)
-            if texts is None or embeddings.ndim == num_axes:  # type: ignore[union-attr]
-                return embeddings
-            return _best_passages(query, embeddings, _has_text(texts))  # type: ignore[arg-type]
+    def _encoded_together(self, params: Params, batch: Batch, without_dropout: Collection[str]) -> list[list[str]]:
+        """The fields of a batch that one call of a tower encodes: their rows have one width, and their tower one program.
 
-        return Embeddings(
-            query=query,
-            doc=encode_docs(batch.doc, 2, rngs[1]),
-            query_id=batch.query_id,
-            doc_id=batch.doc_id,
-            neg_docs=encode_docs(batch.neg_docs, 3, rngs[2]),
-            neg_doc_ids=batch.neg_doc_ids,
-            neg_queries=_encode_texts(encode_query, params, batch.neg_queries, rngs[3]),
-            neg_query_ids=batch.neg_query_ids,
-            positive_ids=batch.positive_ids,
-            scale=self._scale(params),
-            scores=batch.scores,
-            guide=batch.guide,
-        )
+        A program is compiled for each call, so a symmetric model's takes half as long with one.
+        """
+        is_one = self.query == self.doc and not {"query", "doc"} & params.keys()
+        together: dict[tuple[Any, ...], list[str]] = {}
+        for name, tower in _TOWERS.items():
+            if (texts := getattr(batch, name)) is not None:
+                kind = type(texts) is Packed, _rows(texts).shape[-1], tower in without_dropout
+                together.setdefault((is_one or tower, *kind), []).append(name)
+        return list(together.values())
 
     def inference_params(self, params: Params, tower: str) -> Params:
         """The parameters of one tower ("query" or "doc"), its encoder's kernels rounded to the precision they are multiplied in.
@@ -239,12 +241,8 @@ class DualEncoder:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""
-        return {
-            "query": _described(self.query),
-            "doc": _described(self.doc),
-            "shared": list(self.shared),
-            "initial_temperature": self.initial_temperature,
-        }
+        towers = {"query": _described(self.query), "doc": _described(self.doc)}
+        return {**towers, "shared": list(self.shared), "initial_temperature": self.initial_temperature}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> DualEncoder:
@@ -275,7 +273,8 @@ class DualEncoder:
     def _check_shared_shapes(self) -> None:
         query, doc = _shapes(self.query), _shapes(self.doc)
         for part in self.shared:
-            shapes = [{jax.tree_util.keystr(p): x.shape for p, x in _leaves(tower.get(part, {}))} for tower in (query, doc)]
+            trees = [jax.tree_util.tree_leaves_with_path(tower.get(part, {})) for tower in (query, doc)]
+            shapes = [{jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves} for leaves in trees]
             for path in sorted({*shapes[0], *shapes[1]}):
                 if shapes[0].get(path) != shapes[1].get(path):
                     raise InputError(
@@ -325,16 +324,36 @@ def _shapes(tower: TowerConfig) -> dict[str, Any]:
     return shapes
 
 
-def _encode_texts(encode: Any, params: Params, texts: Array | Packed | None, rng: Array | None) -> Array | None:
-    """[*, L] padded tokens, or `Packed` with slots [*], to [*, D]."""
-    if texts is None:
-        return None
-    if isinstance(texts, Packed):
-        embeddings = encode(params, texts.tokens, rng, texts.lengths)  # [R, S, D]
-        found = jnp.take(embeddings.reshape(-1, embeddings.shape[-1]), jnp.maximum(texts.slots, 0), axis=0)
-        return jnp.where(_has_text(texts)[..., None], found, 0.0)
-    # Merging a row's own texts into the sharded row axis keeps each on its row's device.
-    return encode(params, texts.reshape(-1, texts.shape[-1]), rng).reshape(*texts.shape[:-1], -1)
+def _encode_texts(encode: Any, params: Params, texts: Sequence[Any], rng: Array | None) -> list[Array]:
+    """[*, L] padded tokens, or `Packed` with slots [*], each to [*, D]; their rows have one width and are encoded together."""
+    rows = [_rows(one) for one in texts]
+    groups = math.gcd(*map(len, rows))
+
+    def joined(parts: list[Array]) -> Array:
+        """The parts' rows in turn, as many of each as it has for every one of another; so each stays on its device."""
+        return jnp.concatenate([part.reshape(groups, -1, part.shape[-1]) for part in parts], axis=1).reshape(-1, parts[0].shape[-1])
+
+    lengths = None
+    if isinstance(texts[0], Packed):
+        most = max(one.lengths.shape[1] for one in texts)
+        lengths = joined([jnp.pad(one.lengths, ((0, 0), (0, most - one.lengths.shape[1]))) for one in texts])
+    embeddings = encode(params, joined(rows), rng, lengths)  # [R, S, D]
+    ends = list(itertools.accumulate(len(own) // groups for own in rows))
+    parts = jnp.split(embeddings.reshape(groups, -1, *embeddings.shape[1:]), ends[:-1], axis=1)
+    return [_of_texts(one, part.reshape(-1, *part.shape[2:])) for one, part in zip(texts, parts, strict=True)]
+
+
+def _rows(texts: Array | Packed) -> Int[Array, "R L"]:
+    return texts.tokens if isinstance(texts, Packed) else texts.reshape(-1, texts.shape[-1])
+
+
+def _of_texts(texts: Array | Packed, embeddings: Float[Array, "R S D"]) -> Float[Array, "*t D"]:
+    """The embeddings of the texts in rows."""
+    if not isinstance(texts, Packed):
+        return embeddings.reshape(*texts.shape[:-1], -1)
+    own = embeddings[:, : texts.lengths.shape[1]]
+    found = jnp.take(own.reshape(-1, own.shape[-1]), jnp.maximum(texts.slots, 0), axis=0)
+    return jnp.where(_has_text(texts)[..., None], found, 0.0)
 
 
 def _has_text(texts: Array | Packed) -> Bool[Array, " *t"]:
@@ -375,13 +394,6 @@ def register_encoder(kind: type[T]) -> type[T]:
     return kind
 
 
-def _require_registered(kind: type) -> None:
-    """Raises `InputError` for a class that was not registered, or that has the name of one of the package's encoders."""
-    require_known_encoder(kind.__name__)
-    if ARCHITECTURES[kind.__name__] in OWN_ENCODERS and kind not in OWN_ENCODERS:
-        raise InputError(f"{kind.__qualname__} of {kind.__module__} has the name of an encoder of de_jax; give it another.")
-
-
 def require_known_encoder(name: str) -> None:
     """Raises `InputError` for an encoder that was not registered."""
     if name not in ARCHITECTURES:
@@ -414,7 +426,3 @@ def _tower_from_json(value: dict[str, Any]) -> TowerConfig:
     require_known_encoder(architecture)
     encoder = {name: tuple(field) if isinstance(field, list) else field for name, field in encoder.items()}
     return TowerConfig(**{**value, "encoder": ARCHITECTURES[architecture](**encoder)})
-
-
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_leaves_with_path(tree)

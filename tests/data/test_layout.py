@@ -15,6 +15,11 @@ def store(tmp_path_factory, tokenizer):
     return corpus.build_token_store(texts, tokenizer, tmp_path_factory.mktemp("stores") / "d", progress=False)
 
 
+def packed_by(store, max_length, *, sample, **options):
+    shape = layout.packings({"doc": layout.Sample(store, max_length, sample)}, **options)["doc"]
+    return layout.packed_as(shape, store, max_length)
+
+
 @pytest.mark.parametrize(("row_length", "max_texts"), [(64, 100), (64, 5), (40, 2), (40, 1)])
 def test_every_text_gets_room_of_its_own(row_length, max_texts):
     lengths = np.random.default_rng(1).integers(1, 41, 300)
@@ -50,7 +55,7 @@ def test_tokens_lie_where_lengths_and_slots_say():
 def test_batches_have_few_shapes(store):
     rng = np.random.default_rng(3)
     chosen = [rng.choice(400, 128, replace=False) for _ in range(60)]
-    lay_out = layout.packed(store, 48, sample=chosen[:16], row_multiple=4)
+    lay_out = packed_by(store, 48, sample=chosen[:16], row_multiple=4)
     shapes = {lay_out(texts, 0).tokens.shape for texts in chosen}
     assert len(shapes) <= 2
     assert all(num_rows % 4 == 0 and length == 48 for num_rows, length in shapes)
@@ -74,7 +79,7 @@ def test_small_batches_have_few_shapes_too():
     rng = np.random.default_rng(0)
     texts = Lengths(rng.geometric(1 / 12, 20_000).clip(3, 64).astype(np.int32))
     batches = [rng.permutation(20_000)[:64] for _ in range(1024)]
-    lay_out = layout.packed(texts, 64, sample=batches)
+    lay_out = packed_by(texts, 64, sample=batches)
     assert len({lay_out(batch, 0).tokens.shape for batch in batches}) == 1
     later = {lay_out(rng.permutation(20_000)[:64], 0).tokens.shape for _ in range(1024)}
     assert len(later) <= 2
@@ -83,23 +88,39 @@ def test_small_batches_have_few_shapes_too():
 def test_rows_are_no_longer_than_the_longest_text_needs(store):
     longest = int(store.lengths(10**6).max())
     texts = np.arange(100)
-    packed = layout.packed(store, 10**6, sample=[texts])(texts, 0)
+    packed = packed_by(store, 10**6, sample=[texts])(texts, 0)
     assert packed.tokens.shape[1] == -(-longest // 8) * 8
+
+
+@pytest.mark.parametrize(
+    ("longest", "row_multiple", "expected"),
+    [(64, 1, (64, 64)), (64, 16, (16, 64)), (512, 1, (512, 512)), (520, 1, (16, 520))],
+    ids=["alike", "many devices", "long", "too long"],
+)
+def test_rows_of_all_kinds_are_alike_where_that_costs_little(longest, row_multiple, expected):
+    """With 16 devices, 8 rows of 64 tokens for the queries would become 16; with one, 32 of 16 become 8."""
+    kinds = {"query": Lengths(np.full(32, 16)), "doc": Lengths(np.full(32, longest))}
+    samples = {name: layout.Sample(texts, longest, [np.arange(32)]) for name, texts in kinds.items()}
+    shapes = layout.packings(samples, row_multiple=row_multiple)
+    assert (shapes["query"].row_length, shapes["doc"].row_length) == expected
+    for name, shape in shapes.items():
+        laid_out = layout.packed_as(shape, kinds[name], longest)(np.arange(32), 0)
+        assert laid_out.lengths.sum() == kinds[name].lengths(longest).sum()
 
 
 def test_absent_texts_take_no_room(store):
     texts = np.full((20, 4), PADDING_ID)
     texts[:, 0] = np.arange(20)
-    packed, alone = (layout.packed(store, 32, sample=[rows])(rows, 0) for rows in (texts, texts[:, :1]))
+    packed, alone = (packed_by(store, 32, sample=[rows])(rows, 0) for rows in (texts, texts[:, :1]))
     np.testing.assert_array_equal(packed.tokens, alone.tokens)
     np.testing.assert_array_equal(packed.slots, np.concatenate([alone.slots, np.full((20, 3), -1)], axis=1))
-    nothing = layout.packed(store, 32, sample=[texts])(np.full((2, 3), PADDING_ID), 0)
+    nothing = packed_by(store, 32, sample=[texts])(np.full((2, 3), PADDING_ID), 0)
     assert (nothing.slots.tolist(), nothing.lengths.any()) == ([[-1] * 3] * 2, False)
 
 
 def test_filler_texts_are_empty_and_negatives_keep_their_shape(store):
     texts = np.array([[1, 2], [3, PADDING_ID]])
-    packed = layout.packed(store, 32, sample=[texts])(texts, 0)
+    packed = packed_by(store, 32, sample=[texts])(texts, 0)
     assert packed.slots.shape == (2, 2)
     lengths = np.where(packed.slots < 0, 0, packed.lengths.reshape(-1)[packed.slots])
     np.testing.assert_array_equal(lengths, [[*store.lengths(32)[1:3]], [store.lengths(32)[3], 0]])

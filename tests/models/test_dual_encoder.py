@@ -1,6 +1,7 @@
 """What is shared, what is not, and what a gradient reaches."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from random_params import random_params
 
+from de_jax.data.batches import layout
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import ARCHITECTURES, MIN_TEMPERATURE, DualEncoder
 from de_jax.models.t5 import T5Config
@@ -94,6 +96,60 @@ def test_mined_negatives_are_embedded_as_documents():
     params = random_params(ADE.init)
     expected = jax.jit(ADE.encode_doc)(params, batch().neg_docs[2])
     np.testing.assert_allclose(embed(params, batch()).neg_docs[2], expected, atol=1e-6)
+
+
+def packed(texts, row_length):
+    """Two texts a row."""
+    texts = np.asarray(texts)
+    rows = texts.reshape(-1, texts.shape[-1])
+    sizes, places = np.full(len(rows), rows.shape[-1]), np.arange(len(rows))
+    one = layout.fill(rows, sizes, places // 2, places % 2, num_rows=-(-len(rows) // 2), row_length=row_length, max_texts=2)
+    return one._replace(slots=one.slots.reshape(texts.shape[:-1]))
+
+
+def alike(texts: Batch, row_length: int | None = None) -> Batch:
+    """With queries as wide as documents; packed, with another number of texts a row for the queries."""
+    wide = texts._replace(query=np.pad(texts.query, ((0, 0), (0, 2))))
+    if row_length is None:
+        return wide
+    query, doc, negatives = (packed(one, row_length) for one in (texts.query, texts.doc, texts.neg_docs))
+    query = query._replace(lengths=np.pad(query.lengths, ((0, 0), (0, 3))), slots=query.slots // 2 * 5 + query.slots % 2)
+    return wide._replace(query=query, doc=doc, neg_docs=negatives)
+
+
+@pytest.mark.parametrize(
+    ("shared", "texts", "num_calls"),
+    [
+        (PARTS, alike(batch()), 1),
+        (PARTS, alike(batch(), 16), 1),
+        (PARTS, batch(), 2),  # queries are narrower
+        (PARTS, alike(batch(), 16)._replace(query=batch().query), 2),
+        ((), alike(batch(), 16), 2),
+        (("embedder",), alike(batch()), 2),
+    ],
+    ids=["padded", "packed", "widths", "layouts", "ade", "ade_ste"],
+)
+def test_rows_of_one_width_and_tower_are_encoded_by_one_call(shared, texts, num_calls):
+    model = DualEncoder(tower(dropout_rate=0.5), tower(dropout_rate=0.5), shared)
+    params, calls = random_params(model.init), []
+
+    def counted(encode):
+        return lambda *arguments: calls.append(arguments[1].shape) or encode(*arguments)
+
+    found = jax.jit(functools.partial(model.embed, wrap=counted))(params, texts)
+    assert len(calls) == num_calls
+    alone = batch()
+    expected = jax.jit(model.encode_query)(params, alone.query), jax.jit(model.encode_doc)(params, alone.doc)
+    for own, other in zip((found.query, found.doc), expected, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
+    negatives = jax.jit(model.encode_doc)(params, alone.neg_docs.reshape(12, 7)).reshape(4, 3, 8)
+    np.testing.assert_allclose(found.neg_docs, negatives, atol=1e-5)
+    calls.clear()
+    still = functools.partial(model.embed, wrap=counted, without_dropout=("doc",))
+    dropped = jax.jit(still)(params, texts, jax.random.key(0))
+    assert len(calls) == 2
+    np.testing.assert_allclose(dropped.doc, found.doc, atol=1e-5)
+    assert abs(dropped.query - found.query).max() > 0.01
 
 
 def test_sharing_parts_of_different_shape_is_refused():

@@ -29,8 +29,8 @@ def recipe_of(model, encoder, more, *settings):
     return read_recipe(["recipes/sde.gin", f"models/{model}.gin"], settings)
 
 
-def scores(text, rows=ROWS, heads=HEADS):
-    """Arrays of a value for each pair of tokens of each row, in the text of a program."""
+def scores(text, rows=2 * ROWS, heads=HEADS):
+    """Arrays of a value for each pair of tokens of each row, queries and documents together, in the text of a program."""
     return re.findall(rf"(?<!\d){rows}[x,](?:{heads}|1)[x,]{LENGTH}[x,]{LENGTH}(?!\d)", text)
 
 
@@ -43,7 +43,7 @@ def test_every_layer_of_a_step_calls_the_kernels(model, encoder, more, num_kerne
     with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 1), AXES, (AxisType.Auto,) * 3, abstract_device=H100)):
         step = jax.jit(recipe.train_step(state.params)).trace(state, Batch(tokens, tokens, ids, ids))
         text = step.lower(lowering_platforms=("cuda",)).as_text()
-    assert len(re.findall(r"custom_call @__gpu\$xla\.gpu\.triton", text)) == 2 * LAYERS * num_kernels
+    assert len(re.findall(r"custom_call @__gpu\$xla\.gpu\.triton", text)) == LAYERS * num_kernels
     assert not scores(text)
 
 
@@ -68,9 +68,9 @@ def test_a_step_compiled_for_h100s_has_them_on_each(mesh):
     with layers.compiling_for("gpu"):
         lowered = step.lower(sharding.with_shardings(state, shardings), batch)
     text = lowered.compile().as_text()
-    assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 2 * LAYERS * num_kernels
-    rows, heads = (2 * ROWS, HEADS // 2) if mesh.shape["tensor"] == 2 else (ROWS, HEADS)
+    assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == LAYERS * num_kernels
+    rows, heads = (4 * ROWS, HEADS // 2) if mesh.shape["tensor"] == 2 else (2 * ROWS, HEADS)
     assert re.search(rf"bf16\[{rows},{LENGTH},{heads},32\]", text)
     assert not scores(text, rows, heads)
-    of_kernels = 2 * LAYERS * (2 + 3 + 4 + 2) * 2 * rows * heads * LENGTH**2 * 32
+    of_kernels = LAYERS * (2 + 3 + 4 + 2) * 2 * rows * heads * LENGTH**2 * 32
     assert hlo.read_costs(text, 2).flops - hlo.read_costs(text.replace("flops=", ""), 2).flops == of_kernels

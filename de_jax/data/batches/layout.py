@@ -6,8 +6,9 @@ batch are zeros, while packed rows are nearly full.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,6 +46,8 @@ Layout = Callable[[np.ndarray, int], Array | Packed]
 _LENGTH_MULTIPLE = 8
 _NUM_SIZES = 16
 """Packed batches differ in their number of rows by about one part in so many, so that few shapes are compiled."""
+_LONGEST_SHARED = 512
+"""Tokens of rows that all kinds of text share; a longer row would have places for hundreds of queries."""
 
 
 def end_to_end(
@@ -83,46 +86,51 @@ class Packing(NamedTuple):
     step: int  # batches that need more rows have a multiple of it
 
 
-def packed(
-    store: Store, max_length: int, *, sample: Sequence[np.ndarray], changes: bool = False, row_multiple: int = 1, num_hosts: int = 1
-) -> Layout:
-    """Several texts a row; the number of rows depends on the batch alone and is nearly always the same.
+class Sample(NamedTuple):
+    """The texts of some batches, by which the shape of packed rows is set."""
 
-    A row is as long as the store's longest text, cut to `max_length`, so that every text fits and attention is not wider than it
-    must be. The arguments are those of `packing`.
-    """
-    shape = packing(store, max_length, sample=sample, changes=changes, row_multiple=row_multiple, num_hosts=num_hosts)
-    return packed_as(shape, store, max_length, num_hosts=num_hosts)
+    store: Store
+    max_length: int
+    rows: Sequence[np.ndarray]  # of the store, for each batch
+    changes: bool = False
+    """Later batches may hold longer texts; some rows are kept for them, as another number of rows is another shape to compile."""
 
 
-def packing(
-    store: Store,
-    max_length: int,
-    *,
-    sample: Sequence[np.ndarray],
-    changes: bool = False,
-    holds_any: bool = False,
-    row_multiple: int = 1,
-    num_hosts: int = 1,
-) -> Packing:
-    """The shape of rows that fits the texts of a store.
+def packings(
+    samples: Mapping[str, Sample], *, holds_any: bool = False, row_multiple: int = 1, num_hosts: int = 1
+) -> dict[str, Packing]:
+    """The shapes of rows that fit each kind of text of a batch.
+
+    A row is as long as the longest text of all kinds, so that a tower that encodes them all is compiled once; if that takes a
+    fortieth more tokens (many devices, each with a row of a few queries), or is very long, as the longest text of its own kind.
 
     Args:
-        sample: the store rows of some batches, by which the usual number of rows is set.
-        changes: later batches may hold longer texts than those of the sample; some rows are kept for them, since another number of
-            rows is another shape to compile.
+        samples: by kind.
         holds_any: a row has room for any text, also a longer one than those of the store.
         row_multiple: the number of rows of the global batch is a multiple of it.
     """
-    lengths = store.lengths(max_length)
-    row_length = max_length if holds_any else min(round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
-    real = np.concatenate([texts[texts >= 0] for texts in sample])
+
+    def longest_of(one: Sample) -> int:
+        longest = one.max_length if holds_any else int(one.store.lengths(one.max_length).max())
+        return min(round_up(longest, _LENGTH_MULTIPLE), one.max_length)
+
+    shape_of = functools.partial(_packing, row_multiple=row_multiple, num_hosts=num_hosts)
+    own = {name: shape_of(one, longest_of(one)) for name, one in samples.items()}
+    longest = max(shape.row_length for shape in own.values())
+    alike = {name: own[name] if own[name].row_length == longest else shape_of(one, longest) for name, one in samples.items()}
+    taken = [sum(shape.usual * shape.row_length for shape in shapes.values()) for shapes in (own, alike)]
+    return alike if longest <= _LONGEST_SHARED and 40 * taken[1] <= 41 * taken[0] else own
+
+
+def _packing(sample: Sample, row_length: int, *, row_multiple: int, num_hosts: int) -> Packing:
+    lengths = sample.store.lengths(sample.max_length)
+    real = np.concatenate([texts[texts >= 0] for texts in sample.rows])
     mean = float(lengths[real].mean()) if len(real) else row_length
     max_texts = math.ceil(2 * row_length / mean)  # twice what fits on average: the shortest texts meet in the last rows
     host_multiple = -(-row_multiple // num_hosts)
-    needed = max(_num_rows(_fitted(lengths, texts, row_length, max_texts, num_hosts)) for texts in sample)
+    needed = max(_num_rows(_fitted(lengths, texts, row_length, max_texts, num_hosts)) for texts in sample.rows)
     step = host_multiple * math.ceil(needed / (_NUM_SIZES * host_multiple))
-    return Packing(row_length, max_texts, round_up(needed, step) + step * changes, step)
+    return Packing(row_length, max_texts, round_up(needed, step) + step * sample.changes, step)
 
 
 def packed_as(shape: Packing, store: Store, max_length: int, *, num_hosts: int = 1) -> Layout:

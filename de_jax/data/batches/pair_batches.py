@@ -7,6 +7,7 @@ batches from step s on are the same whether or not the earlier ones were ever ma
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import itertools
 import json
@@ -256,27 +257,21 @@ class PairBatches:
     def _laid_out(self, first: Mapping[str, Any]) -> dict[str, layout.Layout]:
         """How the texts of each field lie in all batches, by those of the first ones."""
         assert self._plan is not None
-        options, share, doc_texts = self.options, self.share, self._doc_texts
-        sides: dict[str, tuple[Store, int]] = {
-            "query": (self.pairs.query_store, options.max_query_length),
-            "doc": (doc_texts.store if doc_texts else self.pairs.doc_store, options.max_doc_length),
-        }
-        sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
+        options, num_hosts, doc_texts = self.options, self.share.num_hosts, self._doc_texts
+        queries = self.pairs.query_store, options.max_query_length
+        docs = doc_texts.store if doc_texts else self.pairs.doc_store, options.max_doc_length
         numbers = range(min(max(_SAMPLE_PAIRS // options.batch_size, _FEWEST_BATCHES), _MOST_BATCHES))
         sample = [self._rows_and_texts(self._plan, number, number, first)[1] for number in numbers]
-        found = {}
-        for name in sample[0]:
-            if options.pack:
-                found[name] = layout.packed(
-                    *sides[name],
-                    sample=[batch[name] for batch in sample],
-                    changes=name in _MINED,  # with every generation
-                    row_multiple=share.row_multiple,
-                    num_hosts=share.num_hosts,
-                )
-            else:
-                found[name] = layout.padded(*sides[name], length_multiple=options.length_multiple, num_hosts=share.num_hosts)
-        return found
+        samples = {
+            name: layout.Sample(*(queries if name in _QUERIES else docs), [batch[name] for batch in sample], name in _MINED)
+            for name in sample[0]
+        }
+        if not options.pack:
+            laid_out = functools.partial(layout.padded, length_multiple=options.length_multiple, num_hosts=num_hosts)
+            return {name: laid_out(one.store, one.max_length) for name, one in samples.items()}
+        shapes = layout.packings(samples, row_multiple=self.share.row_multiple, num_hosts=num_hosts)
+        laid_out = functools.partial(layout.packed_as, num_hosts=num_hosts)
+        return {name: laid_out(shapes[name], one.store, one.max_length) for name, one in samples.items()}
 
 
 def _candidates(rows: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:

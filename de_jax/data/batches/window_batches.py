@@ -7,7 +7,6 @@ a step, the examples before its window are passed over: whole shards whose size 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
@@ -125,9 +124,8 @@ def window_batches(
         first = next(found := windows(0, min(num_batches, _SAMPLE_BATCHES) * batch_size))
         found.close()
         sample = list(np.arange(len(first.ids)).reshape(-1, batch_size))
-        shape = functools.partial(layout.packing, sample=sample, changes=True, holds_any=True)
-        shape = functools.partial(shape, row_multiple=share.row_multiple, num_hosts=num_hosts)
-        return {name: shape(first.stores[name], max_lengths[name]) for name in SIDES}
+        samples = {name: layout.Sample(first.stores[name], max_lengths[name], sample, changes=True) for name in SIDES}
+        return layout.packings(samples, holds_any=True, row_multiple=share.row_multiple, num_hosts=num_hosts)
 
     known_packings: dict[str, layout.Packing] = {}
 
