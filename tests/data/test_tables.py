@@ -132,8 +132,8 @@ class PolarsFrame(list):
         (PolarsFrame(GOOD), "a PolarsFrame gives no row by its number; give a list of dictionaries, as df.to_dicts()."),
         (pyarrow.Table.from_pylist(GOOD), "a Table gives no row by its number; give a list of dictionaries, as table.to_pylist()."),
         (pyarrow.RecordBatch.from_pylist(GOOD * 4), "a RecordBatch gives no row by its number; give a list of dictionaries, as t"),
-        (iter(GOOD), "a table is a path or a sequence of rows, not a list_iterator."),
-        (datasets.Dataset.from_list(GOOD).to_iterable_dataset(), "a table is a path or a sequence of rows, not a IterableDataset."),
+        (iter(GOOD), "a table is a path or a sequence of rows, not a list_iterator; give a list of dictionaries, or one split."),
+        (datasets.Dataset.from_list(GOOD).to_iterable_dataset(), "a table is a path or a sequence of rows, not a IterableDataset;"),
         (
             pandas.DataFrame([["q", "d"]]).to_dict("records"),
             "row 1: column names must be texts, not 0; fix the row, or set skip_bad",
@@ -147,6 +147,36 @@ class PolarsFrame(list):
 def test_objects_without_rows_of_named_columns_are_refused_with_what_helps(rows, sentence):
     with pytest.raises(InputError, match="^" + re.escape(sentence)):
         examples(rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"indent": 2}, {"orient": "index"}, {"orient": "split"}, {"orient": "table"}])
+def test_a_data_frame_as_one_object_is_refused_with_what_to_write(options, tmp_path):
+    frame = pandas.DataFrame(GOOD)
+    frame.to_json(tmp_path / "qa.json", **options)
+    sentence = r"qa\.json is one object with a whole table; write one row a line, as pandas does with df\.to_json\(<path>, orient="
+    with pytest.raises(InputError, match=sentence):
+        examples(str(tmp_path / "qa.json"), skip_bad_rows=True)
+    frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    frame.to_json(tmp_path / "rows.json", orient="records", indent=2)
+    assert examples(str(tmp_path / "rows.jsonl")) == examples(str(tmp_path / "rows.json")) == examples(GOOD)
+
+
+def test_a_row_of_objects_is_no_whole_table(tmp_path):
+    write_lines(tmp_path / "qa.jsonl", [{"query": {"text": "q"}, "doc": {"title": "t", "text": "d"}}])
+    assert [one.query for one in examples(str(tmp_path / "qa.jsonl"))] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("content", "docs"),
+    [
+        ('question;answer;"price, net"\nq;1,5 m;2\n', ["1,5 m"]),
+        ("question;answer;price, net\nq;1,5 m;2\n", ["1,5 m"]),
+        ('question,answer,"a;b;c"\nq,1;5 m,2\n', ["1;5 m"]),
+    ],
+)
+def test_the_separator_is_what_the_names_of_columns_are_separated_by(content, docs, tmp_path):
+    write(tmp_path / "qa.csv", content)
+    assert [one.docs for one in examples(str(tmp_path / "qa.csv"))] == [docs]
 
 
 def test_rows_with_names_of_any_kind_have_a_fingerprint():

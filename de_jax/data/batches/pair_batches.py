@@ -190,8 +190,8 @@ class PairBatches:
                 share_left_out = 100 * self._plan.num_left_out / len(by_text)
                 outputs.tell(
                     "pairs left out of an epoch, as a batch holds no query and no document twice: "
-                    f"{self._plan.num_left_out:,} of {len(by_text):,} ({share_left_out:.0f} %). A smaller PairsOptions.batch_size "
-                    f"than {options.batch_size} leaves fewer out, and PairsOptions.unique_in_batch=False takes all."
+                    f"{self._plan.num_left_out:,} of {len(by_text):,} ({share_left_out:.0f} %). A smaller batch_size than "
+                    f"{options.batch_size} leaves fewer out; in a recipe, PairsOptions.unique_in_batch=False takes all."
                 )
             if options.mask_positives and np.bincount(by_text[:, 0]).max() > 1:  # else `mask_duplicates` masks the only one
                 self._positives = positives_of(by_text, pairs.query_store.num_texts)

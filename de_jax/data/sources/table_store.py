@@ -126,7 +126,7 @@ def _require_pairs(num_pairs: Mapping[str, int], tables: Tables) -> None:
     """Raises `InputError` if there is nothing to train on, or examples for scoring checkpoints without a relevant document."""
     table = tables.train.name
     if not num_pairs.get("train"):
-        taken = ", as all of them score checkpoints" if tables.dev_fraction and num_pairs.get("dev") else ""
+        taken = ", as all score checkpoints; lower dev_fraction" if tables.dev_fraction and num_pairs.get("dev") else ""
         raise InputError(f"{table} holds no pair to train on{taken}.")
     if num_pairs.get("dev") == 0 and tables.dev:
         raise InputError(f"{tables.dev.name} has no relevant document to score checkpoints; give another dev table.")

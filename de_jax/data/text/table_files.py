@@ -195,7 +195,7 @@ def _files_of_hub(name: str, table: Table) -> list[Path]:
 def _rows_of(rows: Rows) -> Iterator[Row]:
     kind = type(rows).__name__
     if isinstance(rows, Mapping) or not isinstance(rows, Rows):
-        raise InputError(f"a table is a path or a sequence of rows, not a {kind}.")
+        raise InputError(f"a table is a path or a sequence of rows, not a {kind}; give a list of dictionaries, or one split.")
     if len(rows) == sys.maxsize:  # of a grain.MapDataset that is repeated
         raise InputError(f"a table has an end, but this {kind} repeats its rows for ever; leave out repeat().")
     method = next((name for name in _AS_ROWS if hasattr(rows, name)), None)
@@ -238,22 +238,26 @@ def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
             continue
         try:
             record = reading.parse_json(raw.decode())
-            is_row = isinstance(record, dict)
-            yield Row(f"{path}, line {line}", record if is_row else {}, "" if is_row else "not a JSON object")
-        except UnicodeDecodeError:
-            yield Row(f"{path}, line {line}", {}, "not UTF-8 text")
+            fault = "" if isinstance(record, dict) else "not a JSON object"
         except ValueError as error:
-            yield Row(f"{path}, line {line}", {}, str(error))
+            fault = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        if line == 1 and (raw.strip() == b"{" or (not fault and _is_table(record))):
+            rows = 'write one row a line, as pandas does with df.to_json(<path>, orient="records", lines=True)'
+            raise InputError(f"{path} is one object with a whole table; {rows}.")
+        yield Row(f"{path}, line {line}", {} if fault else record, fault)
+
+
+def _is_table(record: Mapping[str, Any]) -> bool:
+    """Whether an object holds columns or rows, as pandas writes them with other orients."""
+    is_of_objects = bool(record) and all(isinstance(one, dict) and "text" not in one for one in record.values())
+    return is_of_objects or (isinstance(record.get("data"), list) and not record.keys().isdisjoint(("columns", "schema")))
 
 
 def _csv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    return _with_names(path, quoted_cells(path, "," if header else _separator(path)), header, wanted)
-
-
-def _separator(path: Path) -> str:
-    """A semicolon if the first line has semicolons and no comma, as spreadsheets write csv where decimals have commas."""
-    _, first = next(reading.read_byte_lines(path), (1, b""))
-    return ";" if b";" in first and b"," not in first else ","
+    """With semicolons where the first line has more of them than commas, but in quotes, as spreadsheets with decimal commas do."""
+    first = re.sub(rb'"[^"]*"', b"", next(reading.read_byte_lines(path), (1, b""))[1])
+    separator = ";" if not header and first.count(b";") > first.count(b",") else ","
+    return _with_names(path, quoted_cells(path, separator), header, wanted)
 
 
 def _tsv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
@@ -410,7 +414,8 @@ def _of_batches(batches_of: Callable[[Path, Wanted], Iterator[Any]], path: Path,
         for row, record in enumerate(records, start=1):
             yield Row(f"{path}, row {row}", record or {}, "not UTF-8 text" if record is None else "")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:  # UnicodeDecodeError: a column's name
-        raise _damaged(path, error) from None
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(f"{path} cannot be read as a table ({reason}); write it again.") from None
 
 
 def _records(batch: Any) -> list[dict[str, Any] | None]:
@@ -429,10 +434,6 @@ def import_pyarrow(path: Path) -> Any:
     with needs("tables", str(path)):
         import pyarrow
     return pyarrow
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:200].rstrip('.')}); write it again.")
 
 
 def _suffix(path: Path) -> str:
