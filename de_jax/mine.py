@@ -66,12 +66,13 @@ def mine(
             `once`, there is no checkpoint.
     """
     with _opened(recipe, run_dir, once=once, poll_seconds=poll_seconds, dtype=dtype, texts_per_shard=texts_per_shard) as mining:
+        held = only_miner(*(mined.negatives_dir for mined in mining.data.all_mined.values()))
         if once:
             _newest_step(mining.run_dir)
-            with _only(mining):
+            with held:
                 yield from mining.mine_step(step)
         else:
-            yield from _until_the_end(mining, recipe.optimization.num_steps, mining.mine_step, _only(mining))
+            yield from _until_the_end(mining, recipe.optimization.num_steps, mining.mine_step, held)
 
 
 def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **options: Any) -> None:
@@ -218,15 +219,6 @@ def _until_the_end(
                     raise
                 where = f" at {error.filename}" if error.filename else ""
                 warnings.warn(f"nothing was mined by step {step}: {error.strerror}{where}; the next one is tried.", stacklevel=3)
-
-
-@contextlib.contextmanager
-def _only(mining: _Mining) -> Iterator[None]:
-    """Holds the folders of generations for this miner."""
-    with contextlib.ExitStack() as locks:
-        for mined in mining.data.all_mined.values():
-            locks.enter_context(only_miner(mined.negatives_dir))
-        yield
 
 
 @contextlib.contextmanager

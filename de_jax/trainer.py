@@ -10,7 +10,7 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,9 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         check_tokenizers(start.init_from, _tokenizers(data), abstract.all_params, new=start.init_new)
         keep_unused(run_dir, unused_of(start.init_from))
     training = _training(recipe, data, mesh, sharding.with_shardings(abstract, shardings))
+    mines = recipe.negatives.mine_every_steps and distributed.is_first()
     with (
-        _only_miners(recipe, data),
+        only_miner(*(mined.negatives_dir for mined in data.all_mined.values() if mines)),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
@@ -232,16 +233,6 @@ def _ended(recipe: Recipe, run: Session) -> Stop | None:
     patience, dev = recipe.logging.early_stopping_patience, run.beside.get("dev")
     reason = aligned or (ended_early(dev, patience) if dev and patience else None)
     return Stop(reason) if reason else None
-
-
-@contextlib.contextmanager
-def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
-    """The locks of the folders of negatives, if this process mines."""
-    with contextlib.ExitStack() as locks:
-        if recipe.negatives.mine_every_steps and distributed.is_first():
-            for mined in data.all_mined.values():
-                locks.enter_context(only_miner(mined.negatives_dir))
-        yield
 
 
 def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:

@@ -23,7 +23,7 @@ from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_folder import Run
 from de_jax.training.run.run_log import Sink
-from de_jax.types import Metrics, Params, TrainState
+from de_jax.types import InputError, Metrics, Params, TrainState
 
 KEPT_AS = "mining"
 """A miner's folder for its newest embeddings, under <run_dir>/embeddings."""
@@ -62,19 +62,23 @@ def mine_generation(
 
 
 def mine_once_by_bm25(texts: TrainingPairs, negatives_dir: Path) -> None:
-    """Writes BM25's hard negatives of the pairs, by what their tokens spell, unless the folder has a generation."""
-    if generations.numbers(negatives_dir):
-        return
-    docs, queries = (
-        beir.Texts([*store.ids], [text for _, text in spelt(store, tokenizer, range(store.num_texts))])
-        for store, tokenizer in zip(texts.stores[::-1], (texts.doc_tokenizer, texts.query_tokenizer), strict=True)
-    )
-    qrels: beir.Qrels = {}
-    for query, doc in texts.pairs.tolist():
-        qrels.setdefault(queries.ids[query], {})[docs.ids[doc]] = 1
-    dataset = beir.Dataset(texts.name, docs, queries, qrels)
-    found, facts = mine_bm25(dataset, Miner(), drop_identical_ids=texts.drop_identical_ids)
-    generations.write_generation(negatives_dir, 1, found, {**texts.hashes, **facts, "mined_by": "bm25"})
+    """Writes BM25's hard negatives of the pairs, by what their tokens spell, unless the folder has a generation of these texts."""
+    own = {"bm25_of": folders.key_of(*(store.content_hash for store in texts.stores), texts.pairs.tobytes().hex())}
+    with only_miner(negatives_dir):
+        if numbers := generations.numbers(negatives_dir):
+            if generations.read_manifest(negatives_dir, numbers[0]).get("bm25_of") in (None, *own.values()):
+                return
+            raise InputError(f"{negatives_dir} holds negatives of other texts than these pairs have; take another run_dir.")
+        docs, queries = (
+            beir.Texts([*store.ids], [text for _, text in spelt(store, tokenizer, range(store.num_texts))])
+            for store, tokenizer in zip(texts.stores[::-1], (texts.doc_tokenizer, texts.query_tokenizer), strict=True)
+        )
+        qrels: beir.Qrels = {}
+        for query, doc in texts.pairs.tolist():
+            qrels.setdefault(queries.ids[query], {})[docs.ids[doc]] = 1
+        dataset = beir.Dataset(texts.name, docs, queries, qrels)
+        found, facts = mine_bm25(dataset, Miner(), drop_identical_ids=texts.drop_identical_ids)
+        generations.write_generation(negatives_dir, 1, found, {**texts.hashes, **own, **facts, "mined_by": "bm25"})
 
 
 def made_of(run: Run, texts: TrainingPairs, miner: Miner) -> str:
@@ -117,28 +121,26 @@ class MineNegatives:
             return None
         with self._paused():
             run = self._run_of(step, state.all_params)
-            if distributed.agreed(not _is_mined(self._mined, run)):
+            own = own_generations(self._mined, run.run_dir).items()
+            is_mined = any(one.get("checkpoint_step") == run.step and self._mined.accepts(number) for number, one in own)
+            if distributed.agreed(not is_mined):
                 mine_generation(run, self._mined, self._miner, source=self._source)
         return None
 
 
 @contextlib.contextmanager
-def only_miner(negatives_dir: Path) -> Iterator[None]:
-    """Locks the folder of negatives for one miner, and removes the remains of a killed miner."""
-    with addresses.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
-        outputs.remove_leftovers(negatives_dir)
+def only_miner(*negatives_dirs: Path) -> Iterator[None]:
+    """Locks folders of negatives for one miner, and removes the remains of a killed miner."""
+    with contextlib.ExitStack() as locks:
+        for folder in negatives_dirs:
+            locks.enter_context(addresses.only_one(folder / ".miner.lock", f"mining into {folder}"))
+            outputs.remove_leftovers(folder)
         yield
 
 
 def mined_steps(mined: MinedNegatives, run_dir: Path) -> set[int]:
     """The checkpoints of a run with a generation."""
     return {manifest["checkpoint_step"] for manifest in own_generations(mined, run_dir).values() if "checkpoint_step" in manifest}
-
-
-def _is_mined(mined: MinedNegatives, run: Run) -> bool:
-    """Whether there is a whole generation of a run's checkpoint."""
-    own = own_generations(mined, run.run_dir).items()
-    return any(manifest.get("checkpoint_step") == run.step and mined.accepts(number) for number, manifest in own)
 
 
 def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:

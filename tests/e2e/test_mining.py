@@ -255,8 +255,8 @@ def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     with pytest.raises(InputError, match=r"process \d+ on .* is mining into .*negatives already; stop it first"):
         next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     colocated = recipe_of(settings(dataset_dir, run_dir, COLOCATED, Optimization__num_steps=32))
-    with pytest.raises(InputError, match="is mining into"), trainer._only_miners(colocated, opened(colocated, run_dir)):
-        pass
+    with pytest.raises(InputError, match="is mining into"):
+        trainer.train(colocated, run_dir)
     first.close()
 
 
