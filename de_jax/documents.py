@@ -106,7 +106,7 @@ def pairs_of(
         is_kept[kept] = [rows[place] in [hit.row for hit in some] for place, some in zip(kept, hits, strict=True)]
     pairs = [{"query": query, "doc": text} for (_, query, text), keep in zip(made, is_kept, strict=True) if keep]
     if not pairs:
-        raise InputError(f"no query made from the documents of {path} finds its document; raise last_rank.")
+        raise InputError(f"no query made from the documents of {path} finds its document; give more or longer ones.")
     return pairs
 
 

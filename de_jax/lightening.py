@@ -84,7 +84,7 @@ def lighten(
     options, num_pairs = fitted(data, options, is_set={**given, "max_doc_length": options.max_doc_length})
     dev = data(options=options, share=Share()).dev
     if dev is None:
-        raise InputError("no query is held out, so the light tower could not be judged; give a dev_fraction above 0.")
+        raise InputError("no query is held out, so the light tower could not be judged; give a table and a dev_fraction above 0.")
     loss = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
     recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +19,17 @@ from typing import Any, NamedTuple
 from de_jax import command, documents
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
+from de_jax.data.text import beir
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import metrics, verdict
 from de_jax.evaluation.dev_scores import rank_dev
+from de_jax.evaluation.metrics import Results
+from de_jax.evaluation.task import beir_tasks
 from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, outputs, reading
 from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
-from de_jax.settings import LocalPath, Maybe, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.settings import Maybe, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import RUN
@@ -76,7 +80,7 @@ def tune(
     minutes: PositiveFloat = 60,
     trials: PositiveInt = 8,
     teacher: str | Path | Model | None = None,
-    forgetting: Sequence[LocalPath] = (),
+    forgetting: Sequence[str | Path] = (),
     max_query_length: PositiveInt | None = None,
     max_doc_length: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
@@ -111,26 +115,29 @@ def tune(
         raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
+        outputs.tell(f"{pairs} holds documents alone: one training, without trials and forgetting; name questions for a search.")
         trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
     command.keep_compiled()  # for trials that differ in numbers alone
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
-    dev = (opened := data(options=options, share=Share())).dev
-    _check_enough(dev.qrels if dev else ())
-    assert dev is not None
+    opened = data(options=options, share=Share())
+    dev, bm25 = _enough(opened)
+    for task in itertools.chain.from_iterable(beir_tasks(addresses.local(one), "test") for one in forgetting):
+        beir.read(task.corpus.parent, "test")  # refused before anything is trained
     local = str(Path(source).resolve()) if Path(source).exists() else source
     asked = {"model": local, "has_teacher": bool(teacher), "minutes": minutes, "trials": trials, "seed": seed, **given}
-    if teacher:
-        teach(options, source_of(teacher), data, folder / TEACHER_DIR)
-        options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
-    trial = functools.partial(_trial, source, data, options)
-    plan = _plan(folder, trial, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], options.batch_size, num_pairs)
-    scored = _trials(folder, trial, plan)
-    best = max(scored, key=lambda name: _mean(scored[name]["after"], halves(scored[name]["after"])[0]))
-    between = _between(load(source), load(folder / "trials" / best))
-    return _judged(folder, dev, scored, best, between, forgetting)
+    with outputs.only_one(folder / ".tune.lock", f"tuning in {folder}"):
+        if teacher:
+            teach(options, source_of(teacher), data, folder / TEACHER_DIR)
+            options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
+        trial = functools.partial(_trial, source, data, options)
+        plan = _plan(folder, trial, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], options.batch_size, num_pairs)
+        scored = _trials(folder, trial, plan)
+        best = max(scored, key=lambda name: _mean(scored[name], halves(scored[name])[0]))
+        between = _between(load(source), load(folder / "trials" / best))
+        return _judged(folder, dev, bm25, scored, best, between, forgetting)
 
 
 def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
@@ -139,9 +146,15 @@ def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
     return [one for one in query_ids if is_first[one]], [one for one in query_ids if not is_first[one]]
 
 
-def _check_enough(query_ids: Collection[str]) -> None:
-    if min(map(len, halves(query_ids))) < 2:
-        raise InputError(f"{len(query_ids)} held-out queries are too few to choose and to judge; give more, or raise dev_fraction.")
+def _enough(data: TrainingSet) -> tuple[DevSet, Results]:
+    """The held-out queries, and BM25's ranking of them; InputError where too few of them can choose and judge."""
+    bm25, left_out = verdict.bm25_and_left_out(data, data.dev) if data.dev else ({}, set())
+    counted = [query_id for query_id in (data.dev.qrels if data.dev else ()) if query_id not in left_out]
+    if not data.dev or min(map(len, halves(counted))) < 2:
+        known = f", without {len(left_out)} that are nearly in the training data," if left_out else ""
+        few = f"{len(counted)} held-out queries{known} are too few to choose and to judge"
+        raise InputError(f"{few}; give more, or raise dev_fraction.")
+    return data.dev, bm25
 
 
 def arms_of(source: str, *, has_teacher: bool) -> list[dict[str, Any]]:
@@ -181,7 +194,7 @@ def _plan(
     return plan
 
 
-def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, dict[str, Scores]]:
+def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, Scores]:
     """The held-out queries' scores of each trial by its folder's name: the better half of each round trains twice as long."""
     arms, scored = dict(enumerate(plan["arms"])), {}
     for steps in plan["steps"]:
@@ -190,11 +203,9 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
             name = f"{number}_{steps}"
             if (verdict.of_run(folder / "trials" / name) or {}).get("step") != steps:
                 trial(folder / "trials" / name, settings, steps)
-            scored[name] = of_arm[number] = verdict.of_queries(folder / "trials" / name)[""]
-        counted = next(iter(of_arm.values()))["after"]  # without those that are nearly in the training data
-        _check_enough(counted)
-        choosing = halves(counted)[0]
-        ranked = sorted(arms, key=lambda number: -_mean(of_arm[number]["after"], choosing))
+            scored[name] = of_arm[number] = verdict.of_queries(folder / "trials" / name)[""]["after"]
+        choosing = halves(next(iter(of_arm.values())))[0]  # without those that are nearly in the training data
+        ranked = sorted(arms, key=lambda number: -_mean(of_arm[number], choosing))
         arms = {number: arms[number] for number in sorted(ranked[: -(-len(ranked) // 2)])}
     return scored
 
@@ -208,33 +219,37 @@ def _between(start: Model, trained: Model) -> dict[float, Model]:
 def _judged(
     folder: Path,
     dev: DevSet,
-    scored: Mapping[str, Mapping[str, Scores]],
+    bm25: Results,
+    scored: Mapping[str, Scores],
     best: str,
     between: Mapping[float, Model],
-    forgetting: Sequence[str],
+    forgetting: Sequence[str | Path],
 ) -> Tuned:
     """Chooses a place on the line by one half of the queries, judges it by the other, and keeps it if it is better."""
-    choosing, judging = halves(scored[best]["after"])
-    scores = {part: metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, MEASURE) for part, one in between.items()}
+    choosing, judging = halves(scored[best])
+    rankings = {part: rank_dev(one.encoding, dev) for part, one in between.items()}
+    scores = {part: metrics.scores_by_query(ranking, dev.qrels, MEASURE) for part, ranking in rankings.items()}
     chosen = max(scores, key=lambda part: (_mean(scores[part], choosing), -part))
     only = lambda one: {query_id: one[query_id] for query_id in judging}  # noqa: E731
-    beside = {name: only(scored[best][name]) for name in ("bm25", "fusion")}
+    beside = {name: only(one) for name, one in verdict.beside(rankings[chosen], bm25, dev).items()}
     judged = verdict.judge(only(scores[chosen]), only(scores[0.0]), **beside)
     is_better = judged["result"] == "better"
     report = {
         "verdict": judged,
         "best_trial": best,
         "part": chosen,
-        "trials": {name: round(_mean(one["after"], choosing), 5) for name, one in scored.items()},
+        "trials": {name: round(_mean(one, choosing), 5) for name, one in scored.items()},
         "parts": {str(part): round(_mean(one, choosing), 5) for part, one in scores.items()},
         "forgetting": {
-            name: {str(part): round(evaluate(one, name, measures=[MEASURE])[verdict.NAME], 5) for part, one in between.items()}
+            str(name): {str(part): round(evaluate(one, name, measures=[MEASURE])[verdict.NAME], 5) for part, one in between.items()}
             for name in forgetting
         },
     }
     sentence = judged["sentence"] if is_better else f"keep your model: {judged['sentence']}"
     if is_better and not (folder / "model").exists():
         between[chosen].save(folder / "model")
+    if is_better:
+        outputs.write_json(folder / "model" / verdict.VERDICT_FILE, {"": {"step": 0, **judged}})
     outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
     return Tuned(load(folder / "model") if is_better else between[0.0], sentence, report)
 

@@ -99,7 +99,7 @@ def fine_tune(
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default training reads what 99 % of the texts need, and the model as many as
             before, beyond 512 only if training does.
-        columns: the table's column of "query", "doc", ..., where its name is not known.
+        columns: the table's column of "query", "doc", ..., where its name is not known; also that of `questions`.
         dev_fraction: share of the queries that is held out to compare the models; a BEIR folder with a dev split has these.
         questions: a table of real questions with their documents, at least ten, which judges instead; for documents alone,
             as queries made from them cannot judge.
@@ -118,11 +118,11 @@ def fine_tune(
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    if negatives == "bm25":
+        mine_once_by_bm25(_texts(data, options), local / "negatives")
     if teacher:
         teach(options, source_of(teacher), data, local / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")
-    if negatives == "bm25":
-        mine_once_by_bm25(_texts(data, options), local / "negatives")
     steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
     rate = learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1)
     method: dict[str, Any] = {"loss": loss_of(loss, temperature, has_teacher=bool(teacher)), "negatives": negatives}
@@ -243,8 +243,8 @@ def data_of(
     skip_bad_rows: bool = False,
 ) -> Callable[..., TrainingSet]:
     """The source of the pairs, without its options."""
-    table = Table(questions := str(questions or ""), skip_bad_rows=skip_bad_rows)
-    if questions and sum(bool(one.docs) for one in Reading(table).examples()) < FEWEST_QUESTIONS:
+    table = Table(questions := str(questions or ""), columns=columns or {}, skip_bad_rows=skip_bad_rows)
+    if questions and len({one.query for one in Reading(table).examples() if one.docs}) < FEWEST_QUESTIONS:
         raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
     judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
     judged["skip_bad_rows"] = skip_bad_rows
@@ -252,8 +252,9 @@ def data_of(
         return functools.partial(table_pairs, _as_rows(pairs), columns=columns, **judged)
     folder = Path(addresses.local(pairs))
     if documents.is_alone(folder):
-        made = documents.pairs_of(folder, teacher=teacher)
-        return functools.partial(table_pairs, made, dev_path=questions, skip_bad_rows=skip_bad_rows)
+        names = {"query": "query", "doc": "doc"} | dict(columns or {})  # of the questions
+        made = [{names[kind]: text for kind, text in one.items()} for one in documents.pairs_of(folder, teacher=teacher)]
+        return functools.partial(table_pairs, made, columns=columns, dev_path=questions, skip_bad_rows=skip_bad_rows)
     if not (folder / "qrels").is_dir():
         return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
     for name, given in (("columns", columns), ("questions", questions)):

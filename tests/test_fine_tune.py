@@ -1,6 +1,7 @@
 """One call from a table to a trained model and a verdict."""
 
 import csv
+import gzip
 import json
 import random
 
@@ -11,7 +12,10 @@ from often import often
 import de_jax
 from de_jax import trainer, trials, tuning
 from de_jax.data.text import beir
-from de_jax.evaluation import verdict
+from de_jax.evaluation import dev_scores, fusion, metrics, verdict
+from de_jax.files import outputs
+from de_jax.mining import mining_run
+from de_jax.reports import model_card
 from de_jax.types import InputError
 from tests import tiny_run
 from tests.tiny_run import WORDS
@@ -236,7 +240,7 @@ BESIDE = {
     "alone": {},
     "bm25": {"negatives": "bm25"},
     "mined": {"negatives": "mined"},
-    "lora": {"loss": "samtone", "adapters": "lora"},
+    "lora": {"loss": "samtone", "adapters": "lora", "negatives": "bm25"},
 }
 
 
@@ -253,7 +257,7 @@ def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path)
     divergence = [line["kl_distillation/loss"] for line in logged if "kl_distillation/loss" in line]
     assert divergence[-1] < divergence[0]
     generations = len([*(tmp_path / "run").glob("negatives/0*")])
-    assert generations == {"mined": 4, "bm25": 1}.get(beside, 0)
+    assert generations == {"mined": 4, "bm25": 1, "lora": 1}.get(beside, 0)
     with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
         de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=de_jax.load(teacher), **sizes, **more)
 
@@ -266,16 +270,30 @@ def tuned_by(start, rows, run_dir, monkeypatch, **more):
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
     compiled, compiled_before = [], []
+    monkeypatch.setattr(trials, "PARTS", (0.25, 0.5))
+    elsewhere = tiny_run.write_dataset(tmp_path / "other")
     count = lambda event, **_: event.endswith("/cache_misses") and compiled.append(event)  # noqa: E731
     monkeypatch.setattr(trials, "train", lambda *of: (compiled_before.append(len(compiled)), trainer.train(*of)))
     jax.monitoring.register_event_listener(count)
-    found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, forgetting=[elsewhere])
     jax.monitoring.unregister_event_listener(count)
     assert len(compiled_before) > 3
     assert len(set(compiled_before[1:])) == 1  # rates and numbers of steps are arguments of what the probe has compiled
     assert found.report["best_trial"].startswith("1_")
     assert found.sentence.startswith("better: ")
     assert found.model.run.run_dir == tmp_path / "tune/model"
+    assert found.report["forgetting"][str(elsewhere)].keys() == {"0.0", "0.25", "0.5"}
+    assert found.model.scores["sentence"] == found.sentence  # which the card of an export has too
+    assert found.sentence in model_card.model_card(found.model.run, "sentence_transformers", name="tuned")
+    data = tuning.data_of(PAIRS, None, 0.5)(
+        options=tuning.options_of(str(start), max_query_length=8, max_doc_length=16, batch_size=8)
+    )
+    ranking, (bm25, _) = dev_scores.rank_dev(found.model.encoding, data.dev), verdict.bm25_and_left_out(data, data.dev)
+    judged = {"after": ranking, "fusion": fusion.fuse([ranking, bm25], depth=101)}  # both of the model that is given
+    for name, ranks in judged.items():
+        scores = metrics.scores_by_query(ranks, data.dev.qrels, "nDCG@10")
+        judging = trials.halves(verdict.of_queries(tmp_path / "tune/trials" / found.report["best_trial"])[""]["after"])[1]
+        assert found.report["verdict"][name] == pytest.approx(sum(map(scores.get, judging)) / len(judging), abs=1e-5)
     queries = json.loads((tmp_path / "tune/trials" / found.report["best_trial"] / "dev_scores.json").read_text())[""]["after"]
     assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
     plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
@@ -289,7 +307,7 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     ):
         with pytest.raises(InputError, match=f"tune was begun with {changed}.*; repeat the call that began it, or take another"):
             tuned_by(start, **{"rows": PAIRS, "run_dir": tmp_path / "tune", "monkeypatch": monkeypatch, **other})
-    again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    again = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, forgetting=[elsewhere])
     assert again.report == found.report
     assert [(tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json")] == [plan, report]
 
@@ -338,3 +356,88 @@ def test_a_search_tries_a_teacher_first(start, teacher, tmp_path, monkeypatch):
 def test_a_search_without_enough_queries_is_refused(start, tmp_path):
     with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; give more"):
         de_jax.tune(start, PAIRS[:8], run_dir=tmp_path / "tune", dev_fraction=0.1, batch_size=2)
+
+
+def test_a_second_search_in_a_folder_is_refused(start, tmp_path, monkeypatch):
+    with (
+        outputs.only_one(tmp_path / "tune/.tune.lock", "tuning"),
+        pytest.raises(InputError, match=r"process \d+ on .* is tuning in .*tune already; stop it first"),
+    ):
+        tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch)
+    assert not (tmp_path / "tune").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        ("no folder", "other does not exist; give a data set in the BEIR layout"),
+        ("no test split", "other has no split 'test'; it has train"),
+        ("a broken line", r"corpus.jsonl.gz, line 11: not valid JSON"),
+    ],
+)
+def test_other_data_that_cannot_be_scored_is_refused_before_a_search(fault, match, start, tmp_path, monkeypatch):
+    if fault != "no folder":
+        other = tiny_run.write_dataset(tmp_path / "other")
+    if fault == "no test split":
+        (other / "qrels/test.tsv").unlink()
+    if fault == "a broken line":
+        with gzip.open(other / "corpus.jsonl.gz", "at") as file:
+            file.write("{no")
+    with pytest.raises(InputError, match=match):
+        tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, forgetting=[str(tmp_path / "other")])
+    assert not (tmp_path / "tune").exists()
+
+
+def test_a_search_on_documents_alone_says_what_it_leaves_out(start, tmp_path, monkeypatch, tuned):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/one.md").write_text("# red fox\n\nthe fox and the den")
+    monkeypatch.setattr(trials, "fine_tune", lambda *_, **__: tuned[0])
+    with pytest.warns(UserWarning, match="docs holds documents alone: one training, without trials and forgetting; name questions"):
+        de_jax.tune(start, tmp_path / "docs", run_dir=tmp_path / "tune")
+
+
+def questions(path, rows, header):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def test_questions_have_the_names_of_columns_that_the_pairs_have(start, tmp_path):
+    own = ("title", "body")
+    pairs, asked = (questions(tmp_path / f"{name}.csv", PAIRS[:40], own) for name in ("pairs", "asked"))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/one.md").write_text("".join(f"# {query}\n\n{doc}\n\n" for query, doc in PAIRS[:40]))
+    sizes = {"max_query_length": 8, "max_doc_length": 16, "batch_size": 8}
+    for source in (pairs, tmp_path / "docs"):
+        data = tuning.data_of(source, {"query": "title", "doc": "body"}, 0.1, asked)
+        assert len(data(options=tuning.options_of(str(start), **sizes)).dev.qrels) == 40
+
+
+def test_a_question_that_is_asked_ten_times_is_one(tmp_path):
+    asked = questions(tmp_path / "asked.csv", PAIRS[:1] * 12, ("question", "answer"))
+    with pytest.raises(InputError, match=r"asked\.csv holds less than 10 questions with documents, too few to judge by"):
+        tuning.data_of(PAIRS, None, 0.1, asked)
+
+
+def test_questions_that_are_all_trained_on_judge_nothing(start, tmp_path, monkeypatch):
+    table = tiny_run.write_run(tmp_path, steps=(1,), is_static=True)
+    asked = questions(tmp_path / "asked.csv", PAIRS[:12], ("question", "answer"))
+    tuned = de_jax.fine_tune(table, PAIRS, run_dir=tmp_path / "tuned", questions=asked, **FAST)
+    assert tuned.scores["result"] == "not judged"
+    assert (tuned.scores["num_left_out"], tuned.scores["num_queries"]) == (12, 12)
+    assert "12 held-out questions cannot judge, as all are nearly in the training data; hold out others" in tuned.scores["sentence"]
+    few = "0 held-out queries, without 12 that are nearly in the training data, are too few to choose and to judge"
+    with pytest.raises(InputError, match=few):
+        tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, questions=asked)
+
+
+def test_negatives_of_another_table_or_of_a_process_at_work_are_not_taken(start, tmp_path):
+    options, folder = tuning.options_of(str(start), max_query_length=8, max_doc_length=16), tmp_path / "negatives"
+    mine = lambda rows: mining_run.mine_once_by_bm25(tuning._texts(tuning.data_of(rows, None, 0.0), options), folder)  # noqa: E731
+    with mining_run.only_miner(folder), pytest.raises(InputError, match=r"is mining into .*negatives already; stop it first"):
+        mine(PAIRS[:20])
+    mine(PAIRS[:20])
+    mine(PAIRS[:20])
+    with pytest.raises(InputError, match="negatives holds negatives of other texts than these pairs have; take another run_dir"):
+        mine(PAIRS[20:40])
+    assert [path.name for path in folder.iterdir()] == ["000001"]

@@ -66,36 +66,39 @@ class DevScores:
         kept = of_queries(self._run_dir)
         found, queries = {}, {}
         for name, after in self._rankings.items():
-            (bm25, left_out), qrels = self._bm25_and_left_out(name), self._data.dev_sets[name].qrels
-            rankings = {"bm25": bm25, "fusion": fusion.fuse([after, bm25], depth=DEPTH)}
-            scores = {system: metrics.scores_by_query(ranking, qrels, MEASURE) for system, ranking in rankings.items()}
+            if name not in self._beside:
+                self._beside[name] = bm25_and_left_out(self._data.parts[name], self._data.dev_sets[name])
+            bm25, left_out = self._beside[name]
+            scores = beside(after, bm25, self._data.dev_sets[name])
             scores |= {"after": self._scores(name), "before": kept.get(name, {}).get("before", {})}
-            counted = [query_id for query_id in scores["after"] if query_id not in left_out] or [*scores["after"]]
+            counted = [query_id for query_id in scores["after"] if query_id not in left_out]
+            shown, num_left_out = counted or [*scores["after"]], len(scores["after"]) - len(counted)
             queries[name] = own = {
-                system: {query_id: one[query_id] for query_id in counted} for system, one in scores.items() if {*counted} <= {*one}
+                system: {query_id: one[query_id] for query_id in shown} for system, one in scores.items() if {*shown} <= {*one}
             }
-            found[name] = {"step": step, "num_left_out": len(scores["after"]) - len(counted)} | judge(**own)
+            found[name] = {"step": step, "num_left_out": num_left_out} | judge(**own, are_known=not counted)
         outputs.write_json(self._run_dir / QUERIES_FILE, queries)
         outputs.write_json(self._run_dir / VERDICT_FILE, found)
 
     def _scores(self, name: str) -> Scores:
         return {query_id: values[NAME] for query_id, values in self._values[name].items()}
 
-    def _bm25_and_left_out(self, name: str) -> tuple[Results, set[str]]:
-        """BM25's ranking of a dev set, and the queries that resemble a training query; both are computed once."""
-        if name not in self._beside:
-            part, dev = self._data.parts[name], self._data.dev_sets[name]
-            queries = part.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows))
-            docs = part.doc.tokenizer.decode(dev.doc_store.tokens_of(dev.doc_rows))
-            ids = [dev.query_store.ids[row] for row in dev.query_rows.tolist()]
-            self._beside[name] = (_bm25(dev, ids, queries, docs), _resembling(part, ids, queries))
-        return self._beside[name]
 
-
-def _bm25(dev: DevSet, query_ids: list[str], queries: list[str], docs: list[str]) -> Results:
+def bm25_and_left_out(part: TrainingSet, dev: DevSet) -> tuple[Results, set[str]]:
+    """BM25's ranking of the dev set of a source, and its queries that resemble a training query, which judge nothing."""
+    queries = part.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows))
+    docs = part.doc.tokenizer.decode(dev.doc_store.tokens_of(dev.doc_rows))
+    query_ids = [dev.query_store.ids[row] for row in dev.query_rows.tolist()]
     doc_ids = [dev.doc_store.ids[row] for row in dev.doc_rows.tolist()]
     ranking = BM25Index(docs, doc_ids).search(queries, min(DEPTH, len(doc_ids)))
-    return metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=dev.drop_identical_ids)
+    bm25 = metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=dev.drop_identical_ids)
+    return bm25, _resembling(part, query_ids, queries)
+
+
+def beside(after: Results, bm25: Results, dev: DevSet) -> dict[str, Scores]:
+    """The scores of BM25's ranking, and of its fusion with a model's."""
+    rankings = {"bm25": bm25, "fusion": fusion.fuse([after, bm25], depth=DEPTH)}
+    return {system: metrics.scores_by_query(ranking, dev.qrels, MEASURE) for system, ranking in rankings.items()}
 
 
 def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> set[str]:
@@ -107,12 +110,13 @@ def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> 
     return {query_ids[place] for place in near_duplicates.resembling(queries, trained, max_resemblance=MOST_RESEMBLING)}
 
 
-def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict[str, Any]:
+def judge(after: Scores, before: Scores | None = None, *, are_known: bool = False, **beside: Scores) -> dict[str, Any]:
     """Whether a training helped, by the scores of the held-out queries.
 
     Args:
         after: of the trained model, by query.
         before: of the model that it started from; None if that one was random.
+        are_known: whether all of these queries are nearly in the training data, so that they judge nothing.
         **beside: of `bm25` and `fusion`, on the same queries.
 
     Returns:
@@ -126,7 +130,7 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
     if before is None:
         return found | {"result": "not judged", "sentence": _sentence(found)}
     found |= {"before": mean(before), "result": "not judged"}
-    if len(after) >= LEAST:
+    if len(after) >= LEAST and not are_known:
         differences = significance.paired_differences(after, before)
         middle, half = float(differences.mean()), significance.half_width(differences.tolist())
         p = significance.permutation_test(differences)
@@ -134,7 +138,7 @@ def judge(after: Scores, before: Scores | None = None, **beside: Scores) -> dict
         found["result"] = "no difference" if not is_seen else "better" if middle > 0 else "worse"
         found |= {"difference": round(middle, 5), "interval": [round(middle - half, 5), round(middle + half, 5)], "p": p}
         found["smallest_visible"] = float(f"{smallest_visible(differences.tolist()):.4g}")
-    return found | {"sentence": _sentence(found)}
+    return found | {"sentence": _sentence(found, are_known=are_known)}
 
 
 def smallest_visible(differences: list[float]) -> float:
@@ -172,7 +176,7 @@ def sentences(verdict: Mapping[str, Any]) -> list[str]:
     return [f"{source}: {one['sentence']}" for source, one in verdict.items()]
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
+def _sentence(found: Mapping[str, Any], *, are_known: bool = False) -> str:
     """The verdict in words."""
     number = f"{found['num_queries']:,} held-out question{'s' if found['num_queries'] > 1 else ''}"
     beside = f"; BM25 has {_short(found['bm25'])}, both together {_short(found['fusion'])}" if "bm25" in found else ""
@@ -180,7 +184,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
         return f"{MEASURE} {_short(found['after'])} on {number}{beside}."
     scores = f"{MEASURE} before {_short(found['before'])}, after {_short(found['after'])}"
     if "p" not in found:
-        return f"{scores}, but {number} cannot tell a gain from chance; hold out more{beside}."
+        why = "cannot judge, as all are nearly in the training data; hold out others"
+        return f"{scores}, but {number} {why if are_known else 'cannot tell a gain from chance; hold out more'}{beside}."
     low, high = found["interval"]
     test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {_p(found['p'])}, {number}"
     if found["result"] == "no difference":
