@@ -92,8 +92,7 @@ class Sample(NamedTuple):
     store: Store
     max_length: int
     rows: Sequence[np.ndarray]  # of the store, for each batch
-    changes: bool = False
-    """Later batches may hold longer texts; some rows are kept for them, as another number of rows is another shape to compile."""
+    changes: bool = False  # later batches may hold longer texts; rows are kept for them, as another shape would be compiled
 
 
 def packings(
