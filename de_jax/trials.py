@@ -231,7 +231,7 @@ def _judged(
     scores = {part: metrics.scores_by_query(ranking, dev.qrels, MEASURE) for part, ranking in rankings.items()}
     chosen = max(scores, key=lambda part: (_mean(scores[part], choosing), -part))
     only = lambda one: {query_id: one[query_id] for query_id in judging}  # noqa: E731
-    beside = {name: only(one) for name, one in verdict.beside(rankings[chosen], bm25, dev).items()}
+    beside: dict[str, Any] = {name: only(one) for name, one in verdict.beside(rankings[chosen], bm25, dev).items()}
     judged = verdict.judge(only(scores[chosen]), only(scores[0.0]), **beside)
     is_better = judged["result"] == "better"
     report = {
