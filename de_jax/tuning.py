@@ -245,7 +245,7 @@ def data_of(
     """The source of the pairs, without its options."""
     table = Table(questions := str(questions or ""), columns=columns or {}, skip_bad_rows=skip_bad_rows)
     if questions and len({one.query for one in Reading(table).examples() if one.docs}) < FEWEST_QUESTIONS:
-        raise InputError(f"{questions} holds less than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
+        raise InputError(f"{questions} holds fewer than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
     judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
     judged["skip_bad_rows"] = skip_bad_rows
     if not isinstance(pairs, str | Path):

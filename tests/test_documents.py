@@ -89,7 +89,7 @@ def test_documents_alone_train_without_a_way_to_judge_and_with_questions_with_on
     judged = de_jax.fine_tune(start, corpus, run_dir=tmp_path / "judged", questions=tmp_path / "questions.csv", **FAST)
     assert judged.scores["num_queries"] == 12
     (tmp_path / "few.csv").write_text("question,answer\nwhy,because\n")
-    with pytest.raises(InputError, match=r"few\.csv holds less than 10 questions with documents"):
+    with pytest.raises(InputError, match=r"few\.csv holds fewer than 10 questions with documents"):
         de_jax.fine_tune(start, corpus, run_dir=tmp_path / "few", questions=tmp_path / "few.csv", **FAST)
 
 

@@ -415,7 +415,7 @@ def test_questions_have_the_names_of_columns_that_the_pairs_have(start, tmp_path
 
 def test_a_question_that_is_asked_ten_times_is_one(tmp_path):
     asked = questions(tmp_path / "asked.csv", PAIRS[:1] * 12, ("question", "answer"))
-    with pytest.raises(InputError, match=r"asked\.csv holds less than 10 questions with documents, too few to judge by"):
+    with pytest.raises(InputError, match=r"asked\.csv holds fewer than 10 questions with documents, too few to judge by"):
         tuning.data_of(PAIRS, None, 0.1, asked)
 
 

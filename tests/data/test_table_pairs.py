@@ -217,8 +217,8 @@ def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, 
     data = opened(rows, vocabulary, tmp_path, batch_size=2)
     assert len(data.texts.pairs) == 6
     assert data.texts.doc_store.num_texts == 9
-    assert "the given rows: rows of label 0 alone, which are no training pairs: 3." in [str(one.message) for one in recwarn]
-    with pytest.raises(InputError, match="the given rows holds no pair to train on"):
+    assert "the given table: rows of label 0 alone, which are no training pairs: 3." in [str(one.message) for one in recwarn]
+    with pytest.raises(InputError, match="the given table holds no pair to train on"):
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 
 
@@ -262,7 +262,7 @@ def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabu
     assert (counts["dev_pairs"], judged.queries.texts, len(judged.qrels)) == (1, dev[:1], 1)
 
     without = [row for row in rows if not (row["query"] == dev[0] and row["label"])]
-    sentence = "the given rows has no relevant document for the queries drawn to score checkpoints; raise dev_fraction"
+    sentence = "the given table has no relevant document for the queries drawn to score checkpoints; raise dev_fraction"
     for _ in range(2):
         with pytest.raises(InputError, match=sentence):
             opened(without, vocabulary, tmp_path / "none", batch_size=2, dev_fraction=0.25)

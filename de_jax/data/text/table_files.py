@@ -77,7 +77,7 @@ class Table(NamedTuple):
     def name(self) -> str:
         """What messages call it."""
         paths = _paths(self.source)
-        return "the given rows" if paths is None else ", ".join(paths)
+        return "the given table" if paths is None else ", ".join(paths)
 
 
 Wanted = Callable[[Sequence[str]], Sequence[str]]
