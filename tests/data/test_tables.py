@@ -300,7 +300,7 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
     [
         (
             {"query": "q", "url": "d"},
-            "no column is recognised as doc; there are 'query', 'url'; name it with --columns doc=<column>, or in a recipe",
+            "no column is recognised as doc; there are 'query', 'url'; name it with columns={'doc': '<column>'}, in",
         ),
         ({"query": "q", "answer": "a", "context": "c"}, "each of the columns 'answer', 'context' can be doc; name one in columns"),
         ({"query": 5, "doc": "d"}, "column 'query' holds 5, not a text"),

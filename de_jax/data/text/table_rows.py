@@ -205,9 +205,9 @@ def columns_of(names: Sequence[str], given: Mapping[str, str], *, as_texts: bool
     for role in ("doc",) if as_texts else ("query", "doc"):
         if not found[role]:
             raise ValueError(
-                f"no column is recognised as {role}; there are {_shown(names) or 'no columns'}; name it with --columns "
-                f"{role}=<column>, or in a recipe with table_pairs.columns = {{'{role}': '<column>'}}, and give the header of a "
-                "file that does not begin with one"
+                f"no column is recognised as {role}; there are {_shown(names) or 'no columns'}; name it with "
+                f"columns={{'{role}': '<column>'}}, in a command with --columns {role}=<column>, and give the header of a file "
+                "that does not begin with one"
             )
     return {role: some for role, some in found.items() if some}
 
