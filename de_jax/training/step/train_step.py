@@ -220,7 +220,7 @@ def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
 def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
     if num_rows is None:
         return _int32(*shape, length)
-    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.batches.layout.packed` has it
+    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.batches.layout.packings` has it
     return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
 
 
