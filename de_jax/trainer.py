@@ -124,7 +124,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     training = _training(recipe, data, mesh, sharding.with_shardings(abstract, shardings))
     mines = recipe.negatives.mine_every_steps and distributed.is_first()
     with (
-        only_miner(*(mined.negatives_dir for mined in data.all_mined.values() if mines)),
+        only_miner(*(mined.negatives_dir for mined in data.all_mined.values())) if mines else contextlib.nullcontext(),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
