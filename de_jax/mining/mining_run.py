@@ -63,7 +63,7 @@ def mine_generation(
 
 def mine_once_by_bm25(texts: TrainingPairs, negatives_dir: Path) -> None:
     """Writes BM25's hard negatives of the pairs, by what their tokens spell, unless the folder has a generation of these texts."""
-    own = {"bm25_of": folders.key_of(*(store.content_hash for store in texts.stores), texts.pairs.tobytes().hex())}
+    own = {"bm25_of": texts.fingerprint(None)}
     with only_miner(negatives_dir):
         if numbers := generations.numbers(negatives_dir):
             if generations.read_manifest(negatives_dir, numbers[0]).get("bm25_of") in (None, *own.values()):
