@@ -22,8 +22,9 @@ INTRO = """# Results
 
 Which claims of the five papers hold in our runs, one line a claim. All our runs are small: two CPU cores, minutes to hours, small
 models and sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO, so a claim that
-does not hold here may still hold there. No table of a paper was reproduced at its own size yet; [their recipes and
-commands](paper_recipes.md) are ready. Designs, numbers and p-values are on the page [claims and evidence](results/claims.md)."""
+does not hold here may still hold there. "Under-tuned" says more: one or two learning rates were tried, so a better one may lie
+beyond them. No table of a paper was reproduced at its own size yet; [their recipes and commands](paper_recipes.md) are ready.
+Designs, numbers and p-values are on the page [claims and evidence](results/claims.md)."""
 
 HERE = {"yes": "holds here", "partly": "holds in some designs", "no": "does not hold here"}
 """A claim's verdict in words, on the front page."""
@@ -31,8 +32,9 @@ UNTESTED = "not testable here"
 
 CLAIMS = """# Claims and evidence
 
-"Partly" means that it holds in some designs, and not in others. Where no measure is named, the numbers below are
-differences of nDCG@10.
+"Partly" means that it holds in some designs, and not in others. "Under-tuned" means that in each design an arm of the claim had one
+learning rate, or its best one was the lowest or the highest of its grid, so another may still show the claim. Where no measure is
+named, the numbers below are differences of nDCG@10.
 
 - A *registered* design was written down before its test split was scored: arms, seeds, measure, and what would count as success.
   Several designs share a test set.
@@ -62,7 +64,8 @@ crossed random factors), as `p_seeds`.
 
 The *mean effect* of a claim is over data sets, by random effects (DerSimonian and Laird; the interval by Hartung and Knapp).
 Designs on one set share its queries and often a start, and count as one. With three sets the interval is wide by nature. Sets
-that were only scored, not trained on, are left out."""
+that were only scored, not trained on, are left out. *Visible* is the change that four of five such designs would show with seeds
+(a power of .8): a design cannot be expected to see a smaller one."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -135,7 +138,7 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     for paper in _papers(themes):
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
         link = f"[evidence](results/claims.md#{_anchor(paper)})"
-        rows = [[claim.says, f"{HERE[claim.here]} ({link})"] for claim in paper.claims]
+        rows = [[claim.says, f"{HERE[claim.here]}{', under-tuned' if claim.under_tuned else ''} ({link})"] for claim in paper.claims]
         untested = [[text.strip().partition(". ")[0].rstrip("."), UNTESTED] for text in paper.untested]
         lines += [_table([["claim", "verdict"], *rows, *untested])]
     lines += ["## Records", _bullets([f"[{theme.title}](results/{page}.md)" for page, theme in themes.items()])]
@@ -186,11 +189,11 @@ def _seeds_page(themes: Mapping[str, Theme]) -> str:
         claims = [(number, claim) for number, claim in enumerate(paper.claims, start=1) if claim.effects]
         if claims:
             lines += [f"## {paper.name}", f"![Effects of {paper.name} with their intervals](../images/{_forest_file(paper)})"]
-            rows = [[str(number), claim.says, claim.here, _with_seeds(claim, themes)] for number, claim in claims]
+            rows = [[str(number), claim.says, claim.outcome, _with_seeds(claim, themes)] for number, claim in claims]
             lines.append(_table([["", "claim", "here", "mean effect [95 %], sets; changes that keep p < .05 with seeds"], *rows]))
     lines += [
         "## All changes",
-        _table([["entry", "change", "set", "effect [95 %]", "p over queries", "p with seeds"], *_rows(every)]),
+        _table([["entry", "change", "set", "effect [95 %]", "p over queries", "p with seeds", "visible"], *_rows(every)]),
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -199,7 +202,8 @@ def _rows(effects: Sequence[Effect]) -> Iterator[list[str]]:
     for one in effects:
         low, high = one.interval
         interval = f"{one.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
-        yield [one.entry, f"`{one.change}`", one.data, interval, f"{one.p_queries:g}", f"{one.p:.2g}"]
+        visible = f"{one.smallest_visible:.4f}"
+        yield [one.entry, f"`{one.change}`", one.data, interval, f"{one.p_queries:g}", f"{one.p:.2g}", visible]
 
 
 def _anchor(paper: Paper) -> str:
@@ -212,7 +216,7 @@ def _claims_page(themes: Mapping[str, Theme]) -> str:
     for paper in _papers(themes):
         lines += [f'<a id="{_anchor(paper)}"></a>\n\n## {paper.name}']
         rows = [
-            [claim.says, claim.published, claim.here, _found(claim, page_of), _with_seeds(claim, themes)] for claim in paper.claims
+            [claim.says, claim.published, claim.outcome, _found(claim, page_of), _with_seeds(claim, themes)] for claim in paper.claims
         ]
         lines += [_table([["claim", "published", "here", "our results", "with seeds"], *rows])]
         lines += ["Not tested here:", _bullets(paper.untested)]

@@ -143,6 +143,12 @@ class Claim:
     effects: list[str] = field(
         default_factory=list
     )  # arms of their designs beside baselines, as in "sde_query - sde_none" or "entry: x - y"
+    under_tuned: bool = False  # in each of its designs an arm that should win had one rate, or the best at an end of its grid
+
+    @property
+    def outcome(self) -> str:
+        """`here`, and whether better rates may change it."""
+        return f"{self.here}, under-tuned" if self.under_tuned else self.here
 
 
 @dataclass(frozen=True)

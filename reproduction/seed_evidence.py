@@ -21,7 +21,7 @@ from scipy import stats
 from reproduction.result_files import Entry, Table, expected
 from reproduction.yaml_files import read_yaml
 
-LEVEL = 0.05
+LEVEL, POWER = 0.05, 0.8
 _TELLING = 0.5
 """The largest p over queries from which a variance is taken."""
 
@@ -53,6 +53,11 @@ class Effect(NamedTuple):
         """Of 95 %."""
         half = _quantile(self.freedom) * self.error
         return self.difference - half, self.difference + half
+
+    @property
+    def smallest_visible(self) -> float:
+        """The difference that four of five such designs would find, `POWER`, at `LEVEL`."""
+        return float(_quantile(self.freedom) + stats.t.ppf(POWER, self.freedom)) * self.error
 
 
 class Pooled(NamedTuple):

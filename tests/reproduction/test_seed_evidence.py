@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from de_jax.evaluation import significance
 from reproduction.result_files import Entry, Scores, Table
@@ -48,6 +49,12 @@ def test_a_record_gives_an_interval_that_is_near_the_one_of_the_scores():
 
 def effect(data, difference, error):
     return Effect("", "", data, "", difference, error, 8.0, 0.01)
+
+
+def test_a_visible_change_is_found_in_four_of_five_designs():
+    """The judge is the noncentral t distribution, of which the sum of two quantiles is a near form."""
+    found = effect("a", 0.0, 0.005)
+    assert stats.nct.sf(stats.t.ppf(0.975, 8), 8, found.smallest_visible / 0.005) == pytest.approx(0.8, abs=0.02)
 
 
 def test_effects_on_one_set_count_once_and_sets_that_disagree_widen_the_mean():
