@@ -24,12 +24,10 @@ from de_jax.types import ROW_AXES, Array, Params
 
 TABLE_STD = 0.02
 """Of a table's initial rows."""
-
 STD_OF_TRUNCATED = 0.87962566103423978
 """Of the standard normal distribution between -2 and 2."""
 PRODUCT = "product"
 """Rematerialisation may keep these values: products with parameters. Its policies do not see into `product`'s own derivative."""
-
 
 HEAD_AXIS = "tensor"
 """The axis of the mesh along which kernels, and so the heads of attention, are split."""
@@ -115,10 +113,12 @@ def _product_backward(subscripts: str, dtype: jnp.dtype, operands: tuple[Array, 
     a, b = operands
     left, right, result = _split(subscripts)
     gradient = gradient.astype(a.dtype)
-    return (
-        _einsum(f"{result},{right}->{left}", gradient, b.astype(a.dtype), stream_dtype(a.dtype)).astype(a.dtype),
-        _einsum(f"{left},{result}->{right}", a, gradient, stream_dtype(b.dtype)).astype(b.dtype),
-    )
+    of_a = _einsum(f"{result},{right}->{left}", gradient, b.astype(a.dtype), stream_dtype(a.dtype)).astype(a.dtype)
+    if platform() == "cpu" and b.ndim == 2 and b.shape[0] > b.shape[1]:
+        # A CPU copies the first operand transposed. The narrower one is first here, and XLA is kept from turning both round again.
+        turned = jax.lax.optimization_barrier(_einsum(f"{result},{left}->{right[::-1]}", gradient, a, stream_dtype(b.dtype)))
+        return of_a, turned.T.astype(b.dtype)
+    return of_a, _einsum(f"{left},{result}->{right}", a, gradient, stream_dtype(b.dtype)).astype(b.dtype)
 
 
 product.defvjp(lambda subscripts, a, b, dtype: (product(subscripts, a, b, dtype), (a, b)), _product_backward)

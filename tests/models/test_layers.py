@@ -62,6 +62,16 @@ def _value_and_gradients(subscripts, a, b):
     return value, *pull_back(jnp.ones_like(value))
 
 
+@pytest.mark.parametrize("kernel", [(48, 16), (16, 48)])
+@pytest.mark.parametrize("subscripts", ["ble,ef->blf", "ble,ve->blv"])
+def test_a_cpu_copies_only_the_narrower_operand_of_a_kernels_gradient(subscripts, kernel):
+    """XLA's product on a CPU wants the tokens last in its first operand, so it copies that one, transposed."""
+    a, b = jnp.ones((4, 40, kernel[subscripts[4:6].index("e")])), jnp.ones(kernel)
+    compiled = jax.jit(lambda a, b: _value_and_gradients(subscripts, a, b)[2]).lower(a, b).compile().as_text()
+    assert "f32[160,16]" in compiled or "f32[16,160]" in compiled  # the shapes that are looked for are written so
+    assert "f32[48,160]" not in compiled
+
+
 def test_parameter_gradient_of_a_bfloat16_product_is_not_rounded():
     x = jnp.ones((1, 300, 1), jnp.bfloat16)
     linear = Linear(1, 1.0, jnp.dtype(jnp.bfloat16))
