@@ -138,7 +138,8 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     for paper in _papers(themes):
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
         link = f"[evidence](results/claims.md#{_anchor(paper)})"
-        rows = [[claim.says, f"{HERE[claim.here]}{', under-tuned' if claim.under_tuned else ''} ({link})"] for claim in paper.claims]
+        outcomes = [HERE[claim.here] + ", under-tuned" * claim.under_tuned for claim in paper.claims]
+        rows = [[claim.says, f"{outcome} ({link})"] for claim, outcome in zip(paper.claims, outcomes, strict=True)]
         untested = [[text.strip().partition(". ")[0].rstrip("."), UNTESTED] for text in paper.untested]
         lines += [_table([["claim", "verdict"], *rows, *untested])]
     lines += ["## Records", _bullets([f"[{theme.title}](results/{page}.md)" for page, theme in themes.items()])]
@@ -215,9 +216,7 @@ def _claims_page(themes: Mapping[str, Theme]) -> str:
     lines = [_RENDERED.format("results/"), CLAIMS]
     for paper in _papers(themes):
         lines += [f'<a id="{_anchor(paper)}"></a>\n\n## {paper.name}']
-        rows = [
-            [claim.says, claim.published, claim.outcome, _found(claim, page_of), _with_seeds(claim, themes)] for claim in paper.claims
-        ]
+        rows = [[one.says, one.published, one.outcome, _found(one, page_of), _with_seeds(one, themes)] for one in paper.claims]
         lines += [_table([["claim", "published", "here", "our results", "with seeds"], *rows])]
         lines += ["Not tested here:", _bullets(paper.untested)]
     lines += ["## All results"]

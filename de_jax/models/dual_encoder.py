@@ -122,7 +122,7 @@ class DualEncoder:
         batch: Batch,
         rng: Array | None = None,
         *,
-        wrap: Callable[[Any], Any] = lambda encode: encode,
+        wrap: Callable[[Any], Any] | None = None,
         without_dropout: Collection[str] = (),
     ) -> Embeddings:
         """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives.
@@ -136,16 +136,16 @@ class DualEncoder:
             batch: token ids.
             rng: turns dropout on.
             wrap: applied to both encode functions, `training.step.as_trained.chunked` for example; they take
-                (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D].
+                (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D], each field of the batch alone.
             without_dropout: towers ("query", "doc") that run without it whatever `rng` is.
         """
         rngs: Any = dict.fromkeys(_TOWERS) if rng is None else dict(zip(_TOWERS, jax.random.split(rng, 4), strict=True))
         found: dict[str, Array | None] = dict.fromkeys(_TOWERS)
-        for names in self._encoded_together(params, batch, without_dropout):
+        for names in self._encoded_together(params, batch, without_dropout, apart=bool(wrap)):
             tower = _TOWERS[names[0]]
+            encode = functools.partial(self.encode_rows, tower)
             own = None if tower in without_dropout else rngs[names[0]]
-            texts = [getattr(batch, name) for name in names]
-            encoded = _encode_texts(wrap(functools.partial(self.encode_rows, tower)), params, texts, own)
+            encoded = _encode_texts(wrap(encode) if wrap else encode, params, [getattr(batch, name) for name in names], own)
             found |= zip(names, encoded, strict=True)
         for name, num_axes in (("doc", 2), ("neg_docs", 3)):
             if (embeddings := found[name]) is not None and embeddings.ndim > num_axes:
@@ -153,17 +153,19 @@ class DualEncoder:
         others = {name: value for name, value in batch._asdict().items() if name not in _TOWERS}
         return Embeddings(**found, **others, scale=self._scale(params))
 
-    def _encoded_together(self, params: Params, batch: Batch, without_dropout: Collection[str]) -> list[list[str]]:
+    def _encoded_together(self, params: Params, batch: Batch, without_dropout: Collection[str], *, apart: bool) -> list[list[str]]:
         """The fields of a batch that one call of a tower encodes: their rows have one width, and their tower one program.
 
-        A program holds an encoder for each call, so with one call a symmetric model's step compiles faster.
+        A program holds an encoder for each call, so with one call a symmetric model's step compiles faster. A table of vectors has
+        nothing to compile, and chunks (`apart`) of all fields at once would need more memory.
         """
+        apart = apart or not self.doc.encoder.num_layers
         is_one = self.query == self.doc and not {"query", "doc"} & params.keys()
         together: dict[tuple[Any, ...], list[str]] = {}
         for name, tower in _TOWERS.items():
             if (texts := getattr(batch, name)) is not None:
                 kind = type(texts) is Packed, _rows(texts).shape[-1], tower in without_dropout
-                together.setdefault((is_one or tower, *kind), []).append(name)
+                together.setdefault((name if apart else is_one or tower, *kind), []).append(name)
         return list(together.values())
 
     def inference_params(self, params: Params, tower: str) -> Params:

@@ -31,10 +31,8 @@ PRODUCT = "product"
 
 HEAD_AXIS = "tensor"
 """The axis of the mesh along which kernels, and so the heads of attention, are split."""
-
 LORA_A, LORA_B = "lora_a", "lora_b"
 """Where the parameters of a `Linear` hold those of its adapter, each a kernel: [E, r] and [r, F]."""
-
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import ARCHITECTURES, MIN_TEMPERATURE, DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.training.step.as_trained import ChunkedModel
 from de_jax.types import Batch, Embeddings, InputError
 
 
@@ -117,6 +119,19 @@ def alike(texts: Batch, row_length: int | None = None) -> Batch:
     return wide._replace(query=query, doc=doc, neg_docs=negatives)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """The number of rows of each call of a tower while the test runs."""
+    found, encode_rows = [], DualEncoder.encode_rows
+
+    def counted(self, tower, params, tokens, *rest):
+        found.append(len(tokens))
+        return encode_rows(self, tower, params, tokens, *rest)
+
+    monkeypatch.setattr(DualEncoder, "encode_rows", counted)
+    return found
+
+
 @pytest.mark.parametrize(
     ("shared", "texts", "num_calls"),
     [
@@ -129,14 +144,10 @@ def alike(texts: Batch, row_length: int | None = None) -> Batch:
     ],
     ids=["padded", "packed", "widths", "layouts", "ade", "ade_ste"],
 )
-def test_rows_of_one_width_and_tower_are_encoded_by_one_call(shared, texts, num_calls):
+def test_rows_of_one_width_and_tower_are_encoded_by_one_call(shared, texts, num_calls, calls):
     model = DualEncoder(tower(dropout_rate=0.5), tower(dropout_rate=0.5), shared)
-    params, calls = random_params(model.init), []
-
-    def counted(encode):
-        return lambda *arguments: calls.append(arguments[1].shape) or encode(*arguments)
-
-    found = jax.jit(functools.partial(model.embed, wrap=counted))(params, texts)
+    params = random_params(model.init)
+    found = jax.jit(model.embed)(params, texts)
     assert len(calls) == num_calls
     alone = batch()
     expected = jax.jit(model.encode_query)(params, alone.query), jax.jit(model.encode_doc)(params, alone.doc)
@@ -145,11 +156,19 @@ def test_rows_of_one_width_and_tower_are_encoded_by_one_call(shared, texts, num_
     negatives = jax.jit(model.encode_doc)(params, alone.neg_docs.reshape(12, 7)).reshape(4, 3, 8)
     np.testing.assert_allclose(found.neg_docs, negatives, atol=1e-5)
     calls.clear()
-    still = functools.partial(model.embed, wrap=counted, without_dropout=("doc",))
-    dropped = jax.jit(still)(params, texts, jax.random.key(0))
+    dropped = jax.jit(functools.partial(model.embed, without_dropout=("doc",)))(params, texts, jax.random.key(0))
     assert len(calls) == 2
     np.testing.assert_allclose(dropped.doc, found.doc, atol=1e-5)
     assert abs(dropped.query - found.query).max() > 0.01
+
+
+@pytest.mark.parametrize("texts", [alike(batch()), alike(batch(), 16)], ids=["padded", "packed"])
+def test_chunks_are_no_larger_than_a_part_of_one_field(texts, calls):
+    """Rows that are encoded together would make chunks of all fields at once, so of two or three times the memory."""
+    model = DualEncoder(tower(), tower(), PARTS)
+    jax.eval_shape(ChunkedModel(model, 2).embed, random_params(model.init), texts)
+    rows = [math.prod(np.shape(getattr(one, "tokens", one))[:-1]) for one in (texts.query, texts.doc, texts.neg_docs)]
+    assert sorted(set(calls)) == sorted({num // 2 for num in rows})
 
 
 def test_sharing_parts_of_different_shape_is_refused():
