@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **options})
         self.register("type", int, numeric(PositiveInt))
         self.register("type", float, numeric(float))
         self._addresses: list[str] = []

@@ -154,7 +154,7 @@ class Command:
         for argument in rest:
             prefix, _, binding = argument.removeprefix("--").partition(".")
             if not argument.startswith("--"):
-                raise InputError(f"{argument!r} is left over; values of flags are written --flag=value.")
+                raise InputError(f"{argument!r} is left over; write --flag=value, and several values --flag a b.")
             setattr(given, prefix, [*(getattr(given, prefix, None) or ()), binding])
         for flag in self.flags:
             value = getattr(given, flag.name, None)
@@ -176,7 +176,7 @@ class Command:
         """Refuses a flag that the command does not have; argparse would first ask for required ones."""
         flag, options = argument.partition("=")[0], list(self.parser._option_string_actions)
         prefixes = tuple(f"--{one.name}." for one in self.flags if one.is_bindings)
-        if not flag.startswith("--") or flag == "--" or flag.startswith(prefixes) or any(one.startswith(flag) for one in options):
+        if not flag.startswith("--") or flag == "--" or flag.startswith(prefixes) or flag in options:
             return
         raise InputError(f"{flag} is not a flag of {self.parser.prog}{meant(flag, options)}; its --help lists them.")
 

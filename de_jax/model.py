@@ -129,15 +129,16 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     Example: `de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])`.
     """
     shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
+    if isinstance(models, str) or not all(isinstance(one, Model) for one in models):
+        raise InputError(f"models is {models!r:.80}; give a list of what de_jax.load gives.")
     if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
         raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
     first = models[0].run
     kinds = [_kind(one.run) for one in models]
     if unlike := next((one for one, kind in zip(models, kinds, strict=True) if kind != kinds[0]), None):
         raise InputError(f"{unlike!r} has another architecture or vocabulary than {models[0]!r}; merge models of one kind.")
-    params = jax.tree.map(
-        lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *(m.run.params for m in models)
-    )
+    every = (one.run.params for one in models)
+    params = jax.tree.map(lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *every)
     run = first._replace(params=params, source=first.source or next(iter(origins(first.run_dir)), None))
     results = outputs.cache_dir() / "models" / folders.key_of(encode.name_with_hashes("merged", run)) / "merged"
     return Model(run._replace(run_dir=results), dtype="auto")

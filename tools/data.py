@@ -66,7 +66,9 @@ def import_pairs(
         doc_tokenizer: another vocabulary for documents.
     """
     if format == "pairs" and bool(model) == bool(tokenizer):
-        raise InputError("give the vocabulary: --model=<run, folder or hub name>, or --tokenizer=<file>; or write --format=beir.")
+        raise InputError(
+            "give the vocabulary: --model=<run, folder or hub name> or else --tokenizer=<file>; or write --format=beir."
+        )
     table = reads.of(tables)
     files_of(table)  # refused before a model is fetched
     whole = pair_store.tables_of(table, dev_path=dev_table, dev_split=dev_split, dev_fraction=dev_fraction)

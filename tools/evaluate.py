@@ -18,7 +18,7 @@ from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.dev_scores import score_uncut
 from de_jax.evaluation.report import Report, averaged
 from de_jax.evaluation.task import Policy, Task, beir_task, beir_tasks, bm25_index, encoded, evaluate
-from de_jax.files import outputs
+from de_jax.files import outputs, reading
 from de_jax.flags import rules
 from de_jax.interop import hub
 from de_jax.reports import tables
@@ -168,8 +168,7 @@ def evaluate_trec(
     if not corpus or not topics:
         raise InputError("give --corpus and --topics to search, or --run_file with the results of a search.")
     for path in (corpus, topics):
-        if not path.is_file():
-            raise InputError(f"{path} does not exist.")
+        reading.regular_file(path)
     return _shown(evaluate(Task(qrels.stem, corpus, topics, judged), policy, scored.open(scoring.passage_length)))
 
 

@@ -29,6 +29,8 @@ def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokeni
     """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco"."""
     if GENERATOR_RUN.is_in(folder := folder_of(source)):
         return load_generator(folder, step)
+    if step is not None:
+        raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
     if t5x.recognises(folder):
         model, params = t5x.read_generator(folder)
         own, max_length = None, t5x.MAX_LENGTH

@@ -79,7 +79,8 @@ class Filling:
         if not index.is_trained:
             wanted = train_size or max(TRAIN_DOCS, TRAIN_DOCS_A_LIST * (inverted.nlist if inverted is not None else 0))
             rows = np.sort(np.random.default_rng(seed).choice(len(ids), min(wanted, len(ids)), replace=False))
-            with sentence(f"{factory!r} cannot be trained on {len(rows)} documents", "raise train_size or choose another index"):
+            fix = "raise train_size" if len(rows) < len(ids) else "choose fewer lists, such as IVF16,Flat, or exact"
+            with sentence(f"{factory!r} cannot be trained on {len(rows)} documents", fix):
                 self._filler.train(self._read(rows))
         self._index = faiss().index_gpu_to_cpu(self._filler) if self._is_on_gpu else index
 

@@ -99,7 +99,8 @@ def embedded_corpus(
     runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)
     hashes = (encode.tower_hash(of_kind, "doc") for of_kind in runs)
     if embeddings_dir and manifest["model"] not in hashes:
-        raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run de-jax encode corpus with it again.")
+        by = f"{folder} is not by step {run.step} of {run.source or run.run_dir}"
+        raise InputError(f"{by}; run de-jax encode corpus with it and another --out_dir.")
     return folder, row_ids, embeddings
 
 

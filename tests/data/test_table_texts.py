@@ -77,8 +77,8 @@ def test_a_table_of_documents_is_a_corpus_alone(tmp_path):
         ([{"id": 0.5, "query": "a", "doc": "b"}], r"line 1: column 'id' holds 0\.5, not an id: a text or a whole number"),
         ([{"id": "a\tb", "query": "a", "doc": "b"}], "line 1: column 'id' holds .*; an id has no tab, line break or null"),
         ([{"doc_id": ["a", "b"], "query": "a", "doc": "b"}], "column 'doc_id' holds 2 ids for 1 documents"),
-        ([{"title": "a", "name": "b"}], r"no column is recognised as doc.*run de-jax import pairs --format=beir"),
-        ([{"query": "a", "doc": ""}], r"line 1: the text in column 'doc' is empty.*run de-jax import pairs --format=beir"),
+        ([{"title": "a", "name": "b"}], r"no column is recognised as doc.*: de-jax import pairs \S+ --format=beir"),
+        ([{"query": "a", "doc": ""}], r"line 1: the text in column 'doc' is empty.*: de-jax import pairs \S+ --format=beir --skip_bad_rows --out_dir"),
     ],
 )
 def test_ids_that_do_not_tell_texts_apart_and_bad_rows_are_refused(rows, sentence, tmp_path):

@@ -148,6 +148,11 @@ def test_folder_that_does_not_fit_is_refused(pair, tmp_path, change, config, mes
         generators.read_transformers(rewritten(pair[0], tmp_path / "changed", change, **config))
 
 
+def test_a_step_of_what_is_no_run_is_refused(pair):
+    with pytest.raises(InputError, match="step is 'best', but .* is no run and has one set of weights"):
+        generators.read(pair[0], step="best")
+
+
 def test_copies_that_older_folders_hold_are_left_out(pair, tmp_path):
     def older(weights):
         table = weights["shared.weight"]

@@ -182,6 +182,7 @@ def test_bad_trec_files_are_refused(tmp_path, trec):
         return tmp_path / name
 
     assert "absent.tsv does not exist" in fault(corpus="absent.tsv")
+    assert "is a folder; give a regular file" in fault(corpus=str(tmp_path))
     assert "absent.txt does not exist" in fault(qrels="absent.txt")
     assert "give --corpus and --topics to search" in fault(topics=None)
     assert "line 1: expected 2 tab-separated columns" in fault(topics=file("topics.tsv", "q0 red fox\n"))

@@ -45,9 +45,8 @@ def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
         try:
             write_beir(out_dir, Tables(table), only_split=beir.ANY_SPLIT)
         except InputError as error:
-            raise InputError(
-                f"{str(error).rstrip('.')}. For other columns or bad rows, run de-jax import pairs --format=beir."
-            ) from None
+            command = f"de-jax import pairs {path} --format=beir --skip_bad_rows --out_dir=<folder>"
+            raise InputError(f"{error} For other columns, or without bad rows: {command}, and give that folder.") from None
         return out_dir
 
     return folders.build_once(folder, Path, build)
