@@ -340,7 +340,7 @@ def test_models_are_merged_by_weights(folders, sde, tmp_path):
     with pytest.raises(InputError, match=r"weights is \[0.5\] for 2 models; give one for each, and 1 in all"):
         de_jax.merge([sde, older], [0.5])
     for models in (str(folders["sde"]), [folders["sde"], folders["sde"]]):
-        with pytest.raises(InputError, match="give a list of what de_jax.load gives"):
+        with pytest.raises(InputError, match=r"give a list of what de_jax\.load gives"):
             de_jax.merge(models)
     with pytest.raises(InputError, match="has another architecture or vocabulary than"):
         de_jax.merge([sde, de_jax.load(folders["ade"], devices=1)])

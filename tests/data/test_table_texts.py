@@ -78,7 +78,7 @@ def test_a_table_of_documents_is_a_corpus_alone(tmp_path):
         ([{"id": "a\tb", "query": "a", "doc": "b"}], "line 1: column 'id' holds .*; an id has no tab, line break or null"),
         ([{"doc_id": ["a", "b"], "query": "a", "doc": "b"}], "column 'doc_id' holds 2 ids for 1 documents"),
         ([{"title": "a", "name": "b"}], r"no column is recognised as doc.*: de-jax import pairs \S+ --format=beir"),
-        ([{"query": "a", "doc": ""}], r"line 1: the text in column 'doc' is empty.*: de-jax import pairs \S+ --format=beir --skip_bad_rows --out_dir"),
+        ([{"query": "a", "doc": ""}], r"line 1: the text in column 'doc' is empty.*: de-jax import pairs \S+ .*--skip_bad_rows"),
     ],
 )
 def test_ids_that_do_not_tell_texts_apart_and_bad_rows_are_refused(rows, sentence, tmp_path):

@@ -149,7 +149,7 @@ def test_folder_that_does_not_fit_is_refused(pair, tmp_path, change, config, mes
 
 
 def test_a_step_of_what_is_no_run_is_refused(pair):
-    with pytest.raises(InputError, match="step is 'best', but .* is no run and has one set of weights"):
+    with pytest.raises(InputError, match=r"step is 'best', but .* is no run and has one set of weights"):
         generators.read(pair[0], step="best")
 
 
