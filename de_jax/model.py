@@ -128,9 +128,9 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
 
     Example: `de_jax.merge([de_jax.load("all-MiniLM-L6-v2"), de_jax.load("runs/qa")], weights=[0.5, 0.5])`.
     """
-    shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
-    if isinstance(models, str) or not all(isinstance(one, Model) for one in models):
+    if not isinstance(models, Sequence) or not all(isinstance(one, Model) for one in models):
         raise InputError(f"models is {models!r:.80}; give a list of what de_jax.load gives.")
+    shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
     if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
         raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
     first = models[0].run

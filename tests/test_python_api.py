@@ -339,7 +339,7 @@ def test_models_are_merged_by_weights(folders, sde, tmp_path):
     np.testing.assert_allclose(de_jax.load(tmp_path / "merged").encode_query("the fox"), merged.encode_query("the fox"), atol=1e-6)
     with pytest.raises(InputError, match=r"weights is \[0.5\] for 2 models; give one for each, and 1 in all"):
         de_jax.merge([sde, older], [0.5])
-    for models in (str(folders["sde"]), [folders["sde"], folders["sde"]]):
+    for models in (folders["sde"], str(folders["sde"]), [folders["sde"], folders["sde"]]):
         with pytest.raises(InputError, match=r"give a list of what de_jax\.load gives"):
             de_jax.merge(models)
     with pytest.raises(InputError, match="has another architecture or vocabulary than"):

@@ -171,6 +171,13 @@ def test_chunks_are_no_larger_than_a_part_of_one_field(texts, calls):
     assert sorted(set(calls)) == sorted({num // 2 for num in rows})
 
 
+def test_a_tower_without_layers_encodes_each_field_alone(calls):
+    """It has nothing to compile, and joined rows of documents would carry as many places as those of queries."""
+    model = DualEncoder(tower(num_layers=0), tower(num_layers=0), PARTS)
+    jax.eval_shape(model.embed, random_params(model.init), alike(batch(), 16))
+    assert len(calls) == 3
+
+
 def test_sharing_parts_of_different_shape_is_refused():
     with pytest.raises(InputError, match=r"part 'encoder' is shared, but its parameter .*layers_2"):
         DualEncoder(tower(num_layers=2), tower(num_layers=3))
