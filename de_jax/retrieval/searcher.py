@@ -100,7 +100,7 @@ def embedded_corpus(
     hashes = (encode.tower_hash(of_kind, "doc") for of_kind in runs)
     if embeddings_dir and manifest["model"] not in hashes:
         by = f"{folder} is not by step {run.step} of {run.source or run.run_dir}"
-        raise InputError(f"{by}; run de-jax encode corpus with it and another --out_dir.")
+        raise InputError(f"{by}; run de-jax encode corpus --out_dir=<another folder> with it.")
     return folder, row_ids, embeddings
 
 

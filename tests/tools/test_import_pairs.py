@@ -84,7 +84,7 @@ def test_a_recipe_trains_on_the_table_itself(qa, trained):
 def test_what_is_missing_or_wrong_is_said_before_anything_is_written(qa, trained, tmp_path):
     out = f"--out_dir={tmp_path / 'out'}"
     for argv, message in {
-        (qa, out): r"give the vocabulary: --model=<run, folder or hub name>, or --tokenizer=<file>; or write --format=beir",
+        (qa, out): r"give the vocabulary: --model=<run, folder or hub name> or else --tokenizer=<file>; or write --format=beir",
         (tmp_path / "absent.csv", out, "--model=absent"): r"absent\.csv does not exist; give a table",
         (qa, out, "--format=beir", "--columns", "Answer"): r"--columns has 'Answer'; give each name once, as name=value",
         (qa, out, "--format=beir", "--columns", "query=id"): "no column|there is no column 'id' for query; there are 'Question'",
