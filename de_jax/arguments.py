@@ -167,8 +167,7 @@ class Scoring(Expand):
     Attributes:
         measures: names of ir-measures; default those named above.
         min_relevance: lowest relevant grade for MRR, recall and similar measures.
-        depth: ranked documents per query; default the largest cut-off of the measures, at least 100, and 1000 for a measure
-            without one.
+        depth: ranked documents per query; default the largest cut-off of the measures, at least 100; 1000 for one without.
         no_bm25: skip BM25 and its fusion with the run.
         k1: BM25's k1.
         b: BM25's b.
@@ -204,10 +203,8 @@ class Scoring(Expand):
             raise InputError(f"--depth is {depth}; ask for at least {deepest} documents, the depth of the measures.")
         expansion = self.expanded()
         if scored.index.startswith(milvus_index.PREFIX) and (scored.embedding_dim or (expansion and expansion.is_typical)):
-            raise InputError(
-                "Milvus holds embeddings as the model gives them; leave --embedding_dim and --expand_as=typical out, or take "
-                "another --index."
-            )
+            cut = "leave --embedding_dim and --expand_as=typical out, or take another --index."
+            raise InputError(f"Milvus holds embeddings as the model gives them; {cut}")
         faiss_index.index_builder(scored)
         own = {name: value for name, value in vars(self).items() if name in Policy._fields}
         own |= {"measures": chosen, "depth": depth, "bm25": not self.no_bm25, "drop_identical_ids": drop_identical_ids}

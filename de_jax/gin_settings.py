@@ -1,7 +1,6 @@
 """gin files as plain values: each setting, its value and its place. Only gin's grammar is used, not its globals.
 
-A gin file is code: it chooses the called functions. Imports from outside the package need a flag, and every fault names the file
-and the line.
+A gin file is code: it chooses the called functions. Other packages' imports need a flag; faults name file and line.
 """
 
 from __future__ import annotations

@@ -131,10 +131,8 @@ class _Mining(NamedTuple):
         run = load_run(self.run_dir, step, dtype=sharding.precision(self.dtype))
         for tower, side in (("query", self.data.query), ("doc", self.data.doc)):
             if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
-                raise InputError(
-                    f"{run.run_dir} has another {tower}_tokenizer than this recipe; give the arguments that the run was started "
-                    "with."
-                )
+                other = f"{run.run_dir} has another {tower}_tokenizer than this recipe"
+                raise InputError(f"{other}; give the arguments that the run was started with.")
         return run
 
     def mined_until(self) -> int:

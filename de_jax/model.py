@@ -89,8 +89,7 @@ def load(
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
             natively, else in float32 (always with onnxruntime), while `model.run` keeps the model's own; None encodes in that too.
-        backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, in float32), "onnx-int8" or "openvino". They need the
-            extras of their names.
+        backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, in float32), "onnx-int8" or "openvino", by extras.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
@@ -342,8 +341,7 @@ class Model:
         Args:
             folder: must not exist; it appears once it is complete.
             format: "run" for this library, to train on or to load; or "sentence_transformers", "onnx", "safetensors", "t5x",
-                "serving";
-                or "peft", for the adapters of a run that trained such.
+                "serving"; or "peft", for the adapters of a run that trained such.
 
         Raises:
             InputError: the folder exists, or the format is unknown or cannot hold this model.
@@ -389,10 +387,8 @@ class Model:
         check_value("batch_tokens", batch_tokens, PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
-            raise InputError(
-                f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
-                "dimension."
-            )
+            wanted = f"[2, {self.embedding_dim}], the least and the greatest value of each dimension"
+            raise InputError(f"ranges have the shape {ranges.shape}; give {wanted}.")
         check_value("prompt", prompt, str | None)
         side = self.run.doc if tower == "doc" else self.run.query
         tokenizer = with_prompt(side.tokenizer, prompt)

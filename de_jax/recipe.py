@@ -125,8 +125,7 @@ class Recipe:
         optimization, initialization, negatives, devices, logging: see there.
         adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest as `init_from` gives it; None
             trains all that is not frozen.
-        alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; None for a run
-            of `num_steps`.
+        alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; or None.
 
     Raises:
         InputError: a value that its setting cannot have.

@@ -55,7 +55,8 @@ ARMS_OF_TEACHER: tuple[dict[str, Any], ...] = (
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
 MOST_EPOCHS = 4
-PROBE_STEPS = 20
+PROBE_STEPS = FEWEST_STEPS = 10
+"""Updates that measure the speed, and of a trial at least, where time is short: then fewer settings are tried."""
 MOST_DOCS = 5000
 """Documents that held-out queries are scored among."""
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
@@ -100,8 +101,8 @@ def tune(
         model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, skip_bad_rows, seed: as of `fine_tune`.
             Documents alone, without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
-        minutes: of training in all, by the speed of a probe of 20 updates; scoring comes on top.
-        trials: how many settings are tried, at most 8, with a teacher 10.
+        minutes: of training in all, by the speed of a probe of 10 updates, which count too; scoring comes on top.
+        trials: how many settings are tried, at most 8, with a teacher 10; fewer where `minutes` leave a trial less than 10 updates.
         teacher: as of `fine_tune`; some trials learn from it.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.
         dev_fraction: share of the queries that is held out; half of them choose, half judge.
@@ -184,14 +185,26 @@ def _plan(
         trial(folder / "probe", arms[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
         pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
-        rounds = (len(arms) - 1).bit_length() + 1
-        in_all = 60 * asked["minutes"] * pairs_per_second / batch_size
-        most = MOST_EPOCHS * pairs / batch_size
-        first = max(1, int(min(in_all / (rounds * len(arms)), most / 2 ** (rounds - 1))))
-        outputs.write_json(path, {"arms": list(arms), "steps": [first * 2**place for place in range(rounds)], "asked": asked})
+        updates = int(60 * asked["minutes"] * pairs_per_second / batch_size) - PROBE_STEPS
+        count, steps = _rounds(len(arms), updates, MOST_EPOCHS * pairs / batch_size)
+        if count < len(arms):
+            left = f"{asked['minutes']:g} minutes are {updates + PROBE_STEPS} updates of {batch_size} pairs on this device"
+            outputs.tell(f"{left}, so {count} of {len(arms)} settings are tried; more minutes, or shorter texts, try more.")
+        outputs.write_json(path, {"arms": arms[:count], "steps": steps, "asked": asked})
     plan: dict[str, Any] = reading.read_json(path, PLAN)
     PLANNED.require_same(folder, {**asked, **plan["asked"]}, asked)  # a plan of an earlier version does not name its call
     return plan
+
+
+def _rounds(num_arms: int, updates: int, most: float) -> tuple[int, list[int]]:
+    """How many arms are tried in so many updates, and the updates of a trial in each round, the last one's `most` at most."""
+    for count in range(num_arms, 0, -1):
+        times = [2**place for place in range((count - 1).bit_length() + 1)]
+        by_time = updates / sum(-(-count // one) * one for one in times)  # the better half of each round, rounded up
+        if by_time >= FEWEST_STEPS:
+            break
+    first = max(1, int(min(by_time, most / times[-1])))
+    return count, [first * one for one in times]
 
 
 def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, Scores]:

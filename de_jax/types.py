@@ -167,8 +167,7 @@ TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 Schedule = Callable[[Array], Array]
 """The learning rate of an update, from the number of updates already done."""
 Batches = Callable[[int], Iterator[Any]]
-"""The batches from a given step on, without end, as this host's numpy rows; the same step always gives the same batch. Each is a
-`Batch`."""
+"""The batches (`Batch`) from a step on, without end, as this host's numpy rows; the same step always gives the same batch."""
 
 
 DISTRIBUTION = "de-jax-retrieval"

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import json
 import random
 
@@ -332,6 +333,31 @@ def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
     peaks = {kind: [arm["learning_rate"] for arm in trials.arms_of(str(kind), has_teacher=True)] for kind in (start, table)}
     assert peaks[table] == pytest.approx([2500 * peak for peak in peaks[start]])
     assert not any("adapters" in arm for arm in trials.arms_of(str(table), has_teacher=False))  # it has no layers to adapt
+
+
+def test_a_search_in_few_updates_tries_fewer_settings_and_never_exceeds_its_time(tmp_path):
+    assert trials._rounds(8, 4000, 1e9) == (8, [125, 250, 500, 1000])
+    assert trials._rounds(8, 4000, 100) == (8, [12, 24, 48, 96])  # four epochs of few pairs
+    assert trials._rounds(8, 63, 1e9) == (2, [15, 30])
+    assert trials._rounds(8, 0, 1e9) == (1, [1])
+    for arms, updates in itertools.product(range(1, 11), (10, 63, 100, 333, 10_000)):
+        count, steps = trials._rounds(arms, updates, 1e9)
+        left, made = count, 0
+        for one in steps:
+            made, left = made + left * one, -(-left // 2)
+        assert left == 1
+        assert made <= updates
+        assert steps[0] >= 10
+
+    def probe(run_dir, arm, steps):
+        run_dir.mkdir()
+        (run_dir / "metrics.jsonl").write_text(json.dumps({"step": steps, "pairs_per_second": 2.6, **arm}) + "\n")
+
+    with pytest.warns(
+        UserWarning, match="30 minutes are 73 updates of 64 pairs on this device, so 2 of 8 settings are tried; more"
+    ):
+        plan = trials._plan(tmp_path, probe, {"minutes": 30.0}, trials.ARMS, 64, 752)
+    assert (len(plan["arms"]), plan["steps"]) == (2, [15, 30])
 
 
 @pytest.mark.soak

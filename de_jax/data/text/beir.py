@@ -198,7 +198,7 @@ def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> N
 
 def unknown_ids(unknown: list[str], what: str) -> InputError:
     """The error that counts ids without a text and shows the first three."""
-    return InputError(f"{what}: {len(unknown)} ({input_policy.examples(unknown)}).")
+    return InputError(f"{what}: {len(unknown)} ({input_policy.examples(unknown)}); add them, or take out what names them.")
 
 
 def write(
