@@ -46,8 +46,7 @@ class DualEncoder:
     Attributes:
         query, doc: the towers; they may differ in depth and width in every part that is not shared.
         shared: names out of `PARTS`.
-        initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; None leaves the
-            temperature to the loss.
+        initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; or the loss's.
 
     Example:
         >>> from de_jax.models.t5 import T5Config
@@ -218,10 +217,8 @@ class DualEncoder:
         """
         longest = {"query": self.query, "doc": self.doc}[tower].encoder.max_length
         if longest is not None and max_length > longest:
-            raise InputError(
-                f"max_{tower}_length is {max_length}, but the {tower} tower has positions for {longest} tokens; set it to at "
-                f"most {longest}."
-            )
+            told = f"max_{tower}_length is {max_length}, but the {tower} tower has positions for {longest} tokens"
+            raise InputError(f"{told}; set it to at most {longest}.")
 
     def check_tokenizer(self, tower: str, tokenizer: Any) -> None:
         """Refuses what one tower ("query" or "doc") has no vectors for, or a prompt of another length than it does not pool.

@@ -36,8 +36,8 @@ class T5Config:
         dropout_broadcast: all tokens of a text share the other draws too, as in T5X Retrieval (`broadcast_dims=(-2,)`): mean
             pooling then averages no dropout away. False draws for each token, as transformers does.
         dtype: of the matrix products; parameters, norms and softmax stay float32. Never float16: T5 overflows.
-        remat: "none" keeps all activations for the backward pass, "dots" keeps products with parameters and the results of
-            fused attention only, "full" keeps the input of each layer only.
+        remat: "none" keeps activations for the backward pass, on a CPU without the weights of attention; "dots" keeps products with
+            parameters and the results of fused attention only, "full" keeps the input of each layer only.
         scan_layers: compiles one layer instead of all. Parameters, checkpoints and patterns are the same with and without; a
             step holds a second, stacked copy of the layers' parameters.
         attention: how it is computed: "fused" by the platform's kernel, which never holds the scores of all pairs of tokens,

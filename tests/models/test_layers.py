@@ -11,7 +11,7 @@ import pytest
 from random_params import random_params, tower_params
 
 from de_jax.models import layers
-from de_jax.models.attention import SelfAttention
+from de_jax.models.attention import SelfAttention, attend
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.layers import Dropout, HashedDropout, Linear, compiling_for, gelu, product
@@ -217,3 +217,13 @@ def test_parameters_of_equal_layers_are_one_draw_with_the_values_of_their_own_ke
     texts = [program.lower(jax.random.key(1)).as_text() for program in (together, alone)]
     draws = [len(re.findall("call @_(?:normal|uniform)", text)) for text in texts]  # JAX 0.10 calls the one, 0.12 the other
     assert draws[0] < draws[1]
+
+
+@pytest.mark.parametrize("dropped", [0, 6554])
+def test_a_gradient_on_a_cpu_keeps_no_weights_of_all_pairs_of_tokens(dropped):
+    rows, length, heads, dim = 2, 64, 4, 8
+    query, key, value = jax.random.normal(jax.random.key(0), (3, rows, length, heads, dim))
+    bias, segments = jnp.ones((heads, length, length)), jnp.ones((rows, length), jnp.int32)
+    drop = HashedDropout(jnp.array([1, 2], jnp.uint32), dropped) if dropped else None
+    _, back = jax.vjp(lambda *of: attend(*of, bias, segments, drop=drop), query, key, value)
+    assert max(one.size for one in jax.tree.leaves(back)) == bias.size < rows * bias.size
