@@ -203,8 +203,10 @@ class Scoring(Expand):
             raise InputError(f"--depth is {depth}; ask for at least {deepest} documents, the depth of the measures.")
         expansion = self.expanded()
         if scored.index.startswith(milvus_index.PREFIX) and (scored.embedding_dim or (expansion and expansion.is_typical)):
-            cut = "leave --embedding_dim and --expand_as=typical out, or take another --index."
-            raise InputError(f"Milvus holds embeddings as the model gives them; {cut}")
+            raise InputError(
+                "Milvus holds embeddings as the model gives them; leave --embedding_dim and --expand_as=typical out, or take "
+                "another --index."
+            )
         faiss_index.index_builder(scored)
         own = {name: value for name, value in vars(self).items() if name in Policy._fields}
         own |= {"measures": chosen, "depth": depth, "bm25": not self.no_bm25, "drop_identical_ids": drop_identical_ids}

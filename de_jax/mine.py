@@ -62,8 +62,7 @@ def mine(
         texts_per_shard: see `corpus_embeddings.encode_to_dir`.
 
     Raises:
-        InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
-            `once`, there is no checkpoint.
+        InputError: the recipe mines nothing, another miner is at work, the run has other texts or tokens, or no checkpoint.
     """
     with _opened(recipe, run_dir, once=once, poll_seconds=poll_seconds, dtype=dtype, texts_per_shard=texts_per_shard) as mining:
         held = only_miner(*(mined.negatives_dir for mined in mining.data.all_mined.values()))
@@ -131,8 +130,9 @@ class _Mining(NamedTuple):
         run = load_run(self.run_dir, step, dtype=sharding.precision(self.dtype))
         for tower, side in (("query", self.data.query), ("doc", self.data.doc)):
             if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
-                other = f"{run.run_dir} has another {tower}_tokenizer than this recipe"
-                raise InputError(f"{other}; give the arguments that the run was started with.")
+                raise InputError(
+                    f"{run.run_dir} has another {tower}_tokenizer than this recipe; give the arguments that it was started with."
+                )
         return run
 
     def mined_until(self) -> int:

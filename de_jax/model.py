@@ -387,8 +387,9 @@ class Model:
         check_value("batch_tokens", batch_tokens, PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
-            wanted = f"[2, {self.embedding_dim}], the least and the greatest value of each dimension"
-            raise InputError(f"ranges have the shape {ranges.shape}; give {wanted}.")
+            raise InputError(
+                f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and greatest of each dimension."
+            )
         check_value("prompt", prompt, str | None)
         side = self.run.doc if tower == "doc" else self.run.query
         tokenizer = with_prompt(side.tokenizer, prompt)

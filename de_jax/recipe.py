@@ -123,8 +123,7 @@ class Recipe:
         data: opens the training set, given a `Share`: `functools.partial(beir_pairs, "data/scifact", options=PairsOptions(...))`.
         loss: one of `de_jax.losses` with its settings bound, or a function of the same type.
         optimization, initialization, negatives, devices, logging: see there.
-        adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest as `init_from` gives it; None
-            trains all that is not frozen.
+        adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest; None trains without.
         alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; or None.
 
     Raises:

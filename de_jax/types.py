@@ -66,8 +66,7 @@ class Guide(NamedTuple):
 
 class Batch(NamedTuple):
     """Token ids, int32, 0 is padding; each of the four kinds of text may be `Packed`. Ids are rows of the token stores, int32;
-    `PADDING_ID` marks a filler row. Documents of several passages (MaxP) have one more axis: [B, C, Ld] and [B, N, C, Ld], zeros
-    where a document has fewer than C.
+    `PADDING_ID` marks a filler row. Documents of several passages (MaxP) are [B, C, Ld] and [B, N, C, Ld], zeros at the end.
     """
 
     query: Array  # [B, Lq]

@@ -119,10 +119,7 @@ def attend(
     if attention != "plain" and not lack:
         with jax.named_scope(FUSED):
             return _by_kernel([query, key, value, bias, segments], window, drop, scale=scale, cap=cap)
-
-    def plain(query: Array, key: Array, value: Array) -> Array:
-        return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
-
+    plain = lambda q, k, v: attend_visible(q, k, v, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)  # noqa: E731
     with jax.named_scope(PLAIN):  # on a CPU the gradient computes the weights again: at 512 tokens they were a third of the memory
         return (jax.checkpoint(plain) if platform() == "cpu" else plain)(query, key, value)
 

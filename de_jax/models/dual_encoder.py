@@ -217,8 +217,10 @@ class DualEncoder:
         """
         longest = {"query": self.query, "doc": self.doc}[tower].encoder.max_length
         if longest is not None and max_length > longest:
-            told = f"max_{tower}_length is {max_length}, but the {tower} tower has positions for {longest} tokens"
-            raise InputError(f"{told}; set it to at most {longest}.")
+            raise InputError(
+                f"max_{tower}_length is {max_length}, but the {tower} tower has positions for {longest} tokens; set it to at "
+                f"most {longest}."
+            )
 
     def check_tokenizer(self, tower: str, tokenizer: Any) -> None:
         """Refuses what one tower ("query" or "doc") has no vectors for, or a prompt of another length than it does not pool.

@@ -43,8 +43,7 @@ class T5Config:
         attention: how it is computed: "fused" by the platform's kernel, which never holds the scores of all pairs of tokens,
             "plain" by XLA, "auto" by the kernel if it takes the shapes at hand. The model is the same.
         initializers: of parameters that start at random: None for normal draws, of variance 1 for position biases; "t5x" for T5X's,
-            where those of feed-forward layers are cut at two deviations, and position biases are uniform, of variance
-            2 / (num_heads + num_buckets).
+            where feed-forward layers' are cut at two deviations, and position biases uniform, of variance 2 / (heads + buckets).
     """
 
     attention_dropout: ClassVar[AttentionDropout] = "per_key"
