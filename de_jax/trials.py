@@ -101,7 +101,7 @@ def tune(
         model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, skip_bad_rows, seed: as of `fine_tune`.
             Documents alone, without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
-        minutes: of training in all, by the speed of a probe of 10 updates, which count too; scoring comes on top.
+        minutes: of training in all, by the speed of a probe of 10 updates, which count too; scoring and mining come on top.
         trials: how many settings are tried, at most 8, with a teacher 10; fewer where `minutes` leave a trial less than 10 updates.
         teacher: as of `fine_tune`; some trials learn from it.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.

@@ -48,11 +48,10 @@ RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10
 """Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
 LEAST_LENGTH = 512
 """Tokens that a model still reads where training needs fewer; more would take memory for one text that is much longer."""
-MINED_TIMES = 4
-"""How often hard negatives are mined during a run."""
-SAVE_EVERY_STEPS = 200
+MINED_TIMES, MINED_APART = 4, 50
+"""How often hard negatives are mined during a run, and the least updates between; each time encodes all documents."""
+SAVE_EVERY_STEPS, FEWEST_QUESTIONS = 200, 10
 TEACHER_DIR = "teacher"
-FEWEST_QUESTIONS = 10
 
 
 @checked
@@ -86,8 +85,8 @@ def fine_tune(
             BEIR folder; or a folder of documents alone, whose queries `documents.pairs_of` makes.
         run_dir: gets the trained model, its logs and `verdict.json`.
         loss: by name, with `temperature`; in Python also one of `de_jax.losses` with its settings bound.
-        negatives: "mined" searches the documents for hard negatives before the first update and three more times, "bm25" once by
-            words; None has those of the batch and of the table alone.
+        negatives: "mined" searches the documents for hard negatives before the first update and up to three more times, "bm25"
+            once by words; None has those of the batch and of the table alone.
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
         teacher: a better model, whose similarities of a query and the batch's documents are learned beside the pairs; see
             `kl_distillation`. Of documents alone, it also has to find a query's document.
@@ -164,7 +163,8 @@ def recipe_of(
     adapters: str | None = None,
 ) -> Recipe:
     """The recipe of a fine-tuning; arguments as of `fine_tune`, with the source of the pairs and its options."""
-    mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": max(1, num_steps // MINED_TIMES)} if negatives == "mined" else {}
+    every = max(MINED_APART, num_steps // MINED_TIMES)
+    mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": every} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
     query, doc = (pretrained_tower(source=source, tower=side) for side in TOWERS)
