@@ -124,7 +124,7 @@ class Recipe:
         loss: one of `de_jax.losses` with its settings bound, or a function of the same type.
         optimization, initialization, negatives, devices, logging: see there.
         adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest; None trains without.
-        alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; or None.
+        alignment: ends the run when the query tower is aligned with the document tower, as in DAFT's first stage; else None.
 
     Raises:
         InputError: a value that its setting cannot have.

@@ -46,7 +46,8 @@ class DualEncoder:
     Attributes:
         query, doc: the towers; they may differ in depth and width in every part that is not shared.
         shared: names out of `PARTS`.
-        initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; or the loss's.
+        initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; None leaves the
+            temperature to the loss.
 
     Example:
         >>> from de_jax.models.t5 import T5Config
