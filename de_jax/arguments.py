@@ -167,7 +167,7 @@ class Scoring(Expand):
     Attributes:
         measures: names of ir-measures; default those named above.
         min_relevance: lowest relevant grade for MRR, recall and similar measures.
-        depth: ranked documents per query; default the largest cut-off of the measures, at least 100; 1000 for one without.
+        depth: ranked documents per query; default the measures' largest cut-off, at least 100; 1000 for a measure without one.
         no_bm25: skip BM25 and its fusion with the run.
         k1: BM25's k1.
         b: BM25's b.

@@ -89,7 +89,7 @@ def load(
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
             natively, else in float32 (always with onnxruntime), while `model.run` keeps the model's own; None encodes in that too.
-        backend: what encodes: "jax"; on the CPU also "onnx" (onnxruntime, float32), "onnx-int8", "openvino"; with that extra.
+        backend: what encodes: "jax"; on the CPU also "onnx" (float32), "onnx-int8" or "openvino", each an extra to install.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.

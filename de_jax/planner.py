@@ -62,7 +62,7 @@ def plan(
         speed: available_gib, fits, estimate and device_hours are None.
 
     Raises:
-        InputError: an unknown topology, a mesh or a batch that it cannot share out, or sizes that nothing gives.
+        InputError: an unknown topology, a mesh or a batch that it cannot share out, or a size that is missing.
 
     Example:
         >>> from functools import partial

@@ -123,8 +123,8 @@ class Recipe:
         data: opens the training set, given a `Share`: `functools.partial(beir_pairs, "data/scifact", options=PairsOptions(...))`.
         loss: one of `de_jax.losses` with its settings bound, or a function of the same type.
         optimization, initialization, negatives, devices, logging: see there.
-        adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest; None trains without.
-        alignment: ends the run when the query tower is aligned with the document tower, as in DAFT's first stage; else None.
+        adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest; None has no adapters.
+        alignment: ends the run when the query tower is aligned with the document tower (DAFT's first stage); None does not.
 
     Raises:
         InputError: a value that its setting cannot have.

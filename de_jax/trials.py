@@ -188,8 +188,8 @@ def _plan(
         updates = int(60 * asked["minutes"] * pairs_per_second / batch_size) - PROBE_STEPS
         count, steps = _rounds(len(arms), updates, MOST_EPOCHS * pairs / batch_size)
         if count < len(arms):
-            left = f"{asked['minutes']:g} minutes are {updates + PROBE_STEPS} updates of {batch_size} pairs on this device"
-            outputs.tell(f"{left}, so {count} of {len(arms)} settings are tried; more minutes, or shorter texts, try more.")
+            speed = f"{asked['minutes']:g} minutes are {updates + PROBE_STEPS} updates of {batch_size} pairs on this device"
+            outputs.tell(f"{speed}, so {count} of {len(arms)} settings are tried; more minutes, or shorter texts, try more.")
         outputs.write_json(path, {"arms": arms[:count], "steps": steps, "asked": asked})
     plan: dict[str, Any] = reading.read_json(path, PLAN)
     PLANNED.require_same(folder, {**asked, **plan["asked"]}, asked)  # a plan of an earlier version does not name its call

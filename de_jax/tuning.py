@@ -92,7 +92,7 @@ def fine_tune(
             `kl_distillation`. Of documents alone, it also has to find a query's document.
         epochs: passes over the pairs.
         num_steps: updates, in place of `epochs`.
-        batch_size: pairs of an update; by default 64, or fewer where an epoch would have less than 8 batches; devices divide it.
+        batch_size: pairs of an update; by default 64, less where an epoch would have under 8 batches; a multiple of the devices.
         learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 5e-2.
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default training reads what 99 % of the texts need, and the model as many as

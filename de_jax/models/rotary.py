@@ -1,6 +1,6 @@
 """Encoders with rotary positions (Su et al. 2021), one module with flags.
 
-They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llama, Mistral, Qwen 2, 3, Gemma 3, T5Gemma 1, 2.
+They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llama, Mistral, Qwen 2 and 3, Gemma 3, both T5Gemmas.
 """
 
 from __future__ import annotations
