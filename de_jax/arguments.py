@@ -328,14 +328,11 @@ def open_model(source: str, step: str | None = None, dtype: str | None = None) -
 
 def precision(dtype: AnyDtype, backend: Backend = "jax") -> Dtype:
     """The precision of encoding, float32 in onnxruntime; prints on stderr what "auto" chose."""
-    if backend.startswith("onnx"):
-        return "float32"
-    if dtype != "auto":
-        return dtype
     from de_jax.training.mesh import sharding
 
-    chosen = sharding.fast_dtype()
-    print(f"encoding in {chosen}, chosen for this device ({sharding.family()}); --dtype sets it", file=sys.stderr)
+    chosen: Any = sharding.precision(dtype, backend)
+    if dtype == "auto" and not backend.startswith("onnx"):
+        print(f"encoding in {chosen}, chosen for this device ({sharding.family()}); --dtype sets it", file=sys.stderr)
     return chosen
 
 

@@ -9,7 +9,6 @@ model.index(docs).search(queries, k=1)
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import warnings
@@ -179,8 +178,7 @@ class Model:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages, self.origin = self.truncate_dim or dim, run.doc.max_passages, origin
-        dtype = "float32" if run.backend.startswith("onnx") else sharding.precision(dtype)
-        self.encoding = run._replace(model=run.model.with_dtype(dtype))
+        self.encoding = run._replace(model=run.model.with_dtype(sharding.precision(dtype, run.backend)))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __repr__(self) -> str:
@@ -411,14 +409,9 @@ class Model:
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:
             batching = {"tokens_per_batch": int(batch_tokens)}
-        shown = (
-            outputs.progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts")
-            if progress
-            else contextlib.nullcontext()
-        )
-        with shown as bar:
-            options = encode.run_options(self.run, tower, {"max_length": max_length, **batching})
-            found = encode.encode(self._encoder(tower), read, **options, **({} if bar is None else {"progress": bar.update}))
+        options = encode.run_options(self.run, tower, {"max_length": max_length, **batching})
+        with outputs.progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts", disable=not progress) as bar:
+            found = encode.encode(self._encoder(tower), read, **options, progress=bar.update)
         if self.truncate_dim is not None:
             towers = {"query": self.run.model.query, "doc": self.run.model.doc}
             found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]

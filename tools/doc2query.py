@@ -85,6 +85,7 @@ class TrainingLog:
     early_stopping_patience: PositiveInt | None = None
 
 
+@rules(without={"method=sample": ("top_k", "top_p", "temperature"), "method=beam": ("num_beams", "length_penalty")})
 @dataclass(frozen=True)
 class Draws(Decoding):
     """The queries.

@@ -150,6 +150,13 @@ def test_commands_take_a_backend_and_keep_its_embeddings_apart(tmp_path, capsys)
     assert [hit["id"] for hit in found["onnx"]] == [hit["id"] for hit in found["jax"]]
     with pytest.raises(InputError):
         cli.call("encode corpus", [*flags[:-1], "--backend=onnx", f"--out_dir={tmp_path / 'jax'}"])
+    refused = r"^dtype is 'bfloat16', but onnxruntime encodes in float32; leave it out, or take another backend\.$"
+    with pytest.raises(InputError, match=refused):
+        cli.call(
+            "search", [f"--run_dir={run}", f"--dataset_dir={data}", "--query=apple", "--dtype=bfloat16", "--backend=onnx-int8"]
+        )
+    with pytest.raises(InputError, match=refused):
+        de_jax.load(run, dtype="bfloat16", backend="onnx")
 
 
 def test_the_card_says_what_int8_loses_and_gains_on_a_data_set(tmp_path, capsys, monkeypatch):

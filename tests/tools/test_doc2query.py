@@ -234,7 +234,12 @@ def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir,
         generate(dataset_dir, run_dir, tmp_path / "few", **narrow | {"max_length": 2, "temperature": 0.01}, min_distinct=12)
     for wrong in ({"min_distinct": 13}, {"min_distinct": 1, "method": "beam", "num_queries": 1}):
         with pytest.raises(InputError, match=r"min_distinct is \d+, but \w+ writes \d+ queries of a document"):
-            generate(dataset_dir, run_dir, tmp_path / "wrong", **narrow | wrong)
+            generate(dataset_dir, run_dir, tmp_path / "wrong", **{"num_queries": 12, "max_length": 6} | wrong)
+    for unread, method in {"top_k": "beam", "temperature": "greedy"}.items():
+        with pytest.raises(InputError, match=f"--{unread} changes nothing without --method=sample"):
+            generate(dataset_dir, run_dir, tmp_path / "wrong", **{"num_queries": 1, "method": method, unread: 3})
+    with pytest.raises(InputError, match="--num_beams changes nothing without --method=beam"):
+        generate(dataset_dir, run_dir, tmp_path / "wrong", num_beams=3)
 
 
 def test_a_damaged_tokenizer_of_a_generator_is_refused(stopped, tmp_path):

@@ -22,7 +22,7 @@ from jaxtyping import Int32
 from de_jax.models import layers
 from de_jax.settings import LARGEST, Range, checked
 from de_jax.training.optim import paths
-from de_jax.types import ROW_AXES, Dtype, InputError, Packed, Params, TrainState
+from de_jax.types import ROW_AXES, Backend, Dtype, InputError, Packed, Params, TrainState
 
 B = TypeVar("B", bound=tuple[Any, ...])
 
@@ -113,8 +113,12 @@ def fast_dtype() -> Dtype:
     return "bfloat16" if family() in WITH_BFLOAT16 else "float32"
 
 
-def precision(dtype: str | None) -> str | None:
-    """`fast_dtype` for "auto", any other as it is."""
+def precision(dtype: str | None, backend: Backend = "jax") -> str | None:
+    """`fast_dtype` for "auto", any other as it is; float32 in onnxruntime, where another is refused."""
+    if backend.startswith("onnx"):
+        if dtype not in (None, "auto", "float32"):
+            raise InputError(f"dtype is {dtype!r}, but onnxruntime encodes in float32; leave it out, or take another backend.")
+        return "float32"
     return fast_dtype() if dtype == "auto" else dtype
 
 
