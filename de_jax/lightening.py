@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import losses
+from de_jax.data.batches.teacher_scores import GUIDE, open_guide
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import DevSet
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import latency, metrics, verdict
-from de_jax.evaluation.dev_scores import rank_dev
+from de_jax.evaluation.dev_scores import exact_index, rank
 from de_jax.files import addresses, outputs
 from de_jax.interop.fine_tuning import pretrained_tower
+from de_jax.losses.distillation import softmax_over_guide
 from de_jax.model import Model, load
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Initialization
+from de_jax.retrieval.index import ExactIndex, of_docs
 from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
-from de_jax.tuning import data_of, fitted, options_of, recipe_of, source_of
-from de_jax.types import InputError
+from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, source_of, teach
+from de_jax.types import InputError, LossFn
 
 REPORT_FILE = "light.json"
 NUM_CALLS = 100
@@ -62,8 +65,9 @@ def lighten(
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
 
     The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), and cuts texts where the model does, so that an index
-    of the model serves the light queries too. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a
-    query; the same call continues after a stop.
+    of the model serves the light queries too. Documents are encoded once, before the training, unless they have passages or no
+    length of 1. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a query; the same call continues
+    after a stop.
 
     Args:
         model, pairs, run_dir, epochs, num_steps, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of
@@ -76,7 +80,8 @@ def lighten(
     """
     local, source = addresses.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
-    depth = getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", None)
+    whole = pretrained_tower(source=source, tower="query")
+    depth = getattr(whole.encoder, "num_layers", None)
     if depth is not None and layers >= depth:
         raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer, at least 1.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
@@ -85,8 +90,11 @@ def lighten(
     dev = data(options=options, share=Share()).dev
     if dev is None:
         raise InputError("no query is held out, so the light tower could not be judged; give a table and a dev_fraction above 0.")
-    loss = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
+    loss: LossFn = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
+    if whole.normalize and options.max_passages == 1:
+        teach(options, source, data, local / TEACHER_DIR)
+        options, loss = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}"), softmax_over_guide
     recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)
     first = tuple(range(layers))
     light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
@@ -94,13 +102,20 @@ def lighten(
     optimization = dataclasses.replace(recipe.optimization, frozen=("doc/.*",))
     logging = dataclasses.replace(recipe.logging, evaluate_start=False)
     train(dataclasses.replace(recipe, model=light, initialization=start, optimization=optimization, logging=logging), local)
-    return _compared(load(source), load(local), dev, Path(local))
+    return _compared(load(source), load(local), dev, local)
 
 
 def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
     """Scores both on the held-out queries, and times their query towers in turns."""
     whole = Model(whole.run._replace(query=light.run.query, doc=light.run.doc), dtype="auto")
-    before, after = (metrics.scores_by_query(rank_dev(one.encoding, dev), dev.qrels, verdict.MEASURE) for one in (whole, light))
+    if GUIDE.is_in(folder / TEACHER_DIR):
+        guide = open_guide(folder / TEACHER_DIR, dev.query_store, dev.doc_store, {})
+        doc_ids = [dev.doc_store.ids[int(row)] for row in dev.doc_rows]
+        index: Any = ExactIndex(guide({"query": dev.query_rows, "doc": dev.doc_rows}).doc, doc_ids), doc_ids
+    else:
+        index = of_docs(*exact_index(whole.encoding, dev))
+    rankings = (rank(one.encoding, dev, *index) for one in (whole, light))
+    before, after = (metrics.scores_by_query(one, dev.qrels, verdict.MEASURE) for one in rankings)
     judged = verdict.judge(after, before)
     queries = light.run.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows[:NUM_CALLS]))
     runs = {"whole": whole.encoding, "light": light.encoding}
@@ -111,13 +126,10 @@ def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
         "times_as_fast": timed["light"].ratio,
         "device": latency.device(),
     }
-    sentence = (
-        f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is {judged['after']:.3f} in "
-        f"place of {judged['before']:.3f} ({judged['num_queries']:,} held-out questions"
-    )
+    sentence = f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is "
+    sentence += f"{judged['after']:.3f} in place of {judged['before']:.3f} on {judged['num_queries']:,} held-out questions"
     if "interval" in judged:
-        low, high = judged["interval"]
-        sentence += f"; the difference is {judged['difference']:+.3f}, 95 % {low:+.3f} to {high:+.3f}, p {judged['p']:.2g}"
-    sentence += "); documents keep their embeddings."
+        sentence += " (95 % {:+.3f} to {:+.3f}, p {:.2g})".format(*judged["interval"], judged["p"])
+    sentence += "; documents keep their embeddings."
     outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
     return Light(light, sentence, report)

@@ -172,7 +172,8 @@ def _shape(recipe: Recipe, query_rows: int | None = None, doc_rows: int | None =
     sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
     if missing := [name for name in sizes if sizes[name] is None]:
         raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
-    return {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
+    rows = {"query_rows": query_rows, "doc_rows": doc_rows}
+    return {**sizes, **rows, "guide_dim": recipe.model.doc.embedding_dim, **recipe.texts_of_a_pair()}
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:

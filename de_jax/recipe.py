@@ -290,7 +290,7 @@ class Recipe:
         options = self.options or PairsOptions
         lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]
         for one in map(dict[str, Any], dict.fromkeys(tuple(one.items()) for one in told)):
-            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, **one)
+            batch = batch_shapes(8 * self.devices.num_chunks, *lengths, guide_dim=self.model.doc.embedding_dim, **one)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:

@@ -135,10 +135,7 @@ def tune(
             options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
         trial = functools.partial(_trial, source, data, options)
         plan = _plan(folder, trial, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], options.batch_size, num_pairs)
-        scored = _trials(folder, trial, plan)
-        best = max(scored, key=lambda name: _mean(scored[name], halves(scored[name])[0]))
-        between = _between(load(source), load(folder / "trials" / best))
-        return _judged(folder, dev, bm25, scored, best, between, forgetting)
+        return _judged(folder, source, dev, bm25, _trials(folder, trial, plan), forgetting)
 
 
 def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
@@ -230,16 +227,11 @@ def _between(start: Model, trained: Model) -> dict[float, Model]:
 
 
 def _judged(
-    folder: Path,
-    dev: DevSet,
-    bm25: Results,
-    scored: Mapping[str, Scores],
-    best: str,
-    between: Mapping[float, Model],
-    forgetting: Sequence[str | Path],
+    folder: Path, source: str, dev: DevSet, bm25: Results, scored: Mapping[str, Scores], forgetting: Sequence[str | Path]
 ) -> Tuned:
-    """Chooses a place on the line by one half of the queries, judges it by the other, and keeps it if it is better."""
-    choosing, judging = halves(scored[best])
+    """Chooses a trial and a place on the line to it by half of the queries, judges by the other, and keeps what is better."""
+    best = max(scored, key=lambda name: _mean(scored[name], halves(scored[name])[0]))
+    between, (choosing, judging) = _between(load(source), load(folder / "trials" / best)), halves(scored[best])
     rankings = {part: rank_dev(one.encoding, dev) for part, one in between.items()}
     scores = {part: metrics.scores_by_query(ranking, dev.qrels, MEASURE) for part, ranking in rankings.items()}
     chosen = max(scores, key=lambda part: (_mean(scores[part], choosing), -part))

@@ -2,11 +2,16 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import de_jax
-from de_jax.types import InputError
+from de_jax import losses
+from de_jax.losses.combination import fields_read
+from de_jax.losses.distillation import softmax_over_guide
+from de_jax.types import Embeddings, Guide, InputError
 from tests import tiny_run
 from tests.test_fine_tune import FAST, PAIRS
 
@@ -32,6 +37,14 @@ def test_documents_keep_their_bits_and_queries_find_them_again(start, tmp_path):
     assert "documents keep their embeddings" in light.sentence
     kept = json.loads((tmp_path / "light/light.json").read_text())
     assert kept == {"sentence": light.sentence, **light.report}
+
+
+def test_a_step_takes_the_documents_embeddings_from_the_index():
+    ids, (query, doc) = jnp.arange(8), jax.random.normal(jax.random.key(0), (2, 8, 4))
+    whole = Embeddings(query, doc, ids, ids, guide=Guide(query=query, doc=doc))
+    loss, _ = losses.in_batch_softmax(whole, temperature=0.05, directions="query_to_doc")
+    assert softmax_over_guide(whole._replace(doc=query))[0] == loss
+    assert fields_read(softmax_over_guide, whole) == {"query", "query_id", "doc_id", "guide"}
 
 
 def test_a_tower_that_would_not_be_lighter_is_refused(start, tmp_path):

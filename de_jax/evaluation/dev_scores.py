@@ -19,8 +19,7 @@ DEPTH = 101
 
 def rank_dev(run: Run, dev: DevSet) -> Results:
     """The ranking of the dev set's documents by a run's parameters, `DEPTH` deep."""
-    exact, row_ids = _exact_index(run, dev)
-    return _rank(run, dev, *of_docs(exact, row_ids))
+    return rank(run, dev, *of_docs(*exact_index(run, dev)))
 
 
 def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | None]:
@@ -28,7 +27,7 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | N
 
     The ranks are those of each judged query's first relevant document. Documents of several passages have none of these.
     """
-    exact, row_ids = _exact_index(run, dev)
+    exact, row_ids = exact_index(run, dev)
     index, doc_ids = of_docs(exact, row_ids)
     scores = score_index(run, dev, index, doc_ids)
     if index is not exact:
@@ -39,16 +38,17 @@ def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], FirstRanks | N
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
     """nDCG@10, MRR@10 and Recall@100 by an index of documents, whatever they are."""
-    return metrics.evaluate_results(_rank(run, dev, index, doc_ids), dev.qrels)
+    return metrics.evaluate_results(rank(run, dev, index, doc_ids), dev.qrels)
 
 
-def _rank(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> Results:
+def rank(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> Results:
+    """The ranking of an index's documents, `DEPTH` deep."""
     ranking = index.search(encode.queries(run, dev.query_store, rows=dev.query_rows), min(DEPTH, len(doc_ids)))
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
     return metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=dev.drop_identical_ids)
 
 
-def _exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:
+def exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:
     """The dev set's documents, or their passages, and the document that each row is of."""
     store, rows = passages_of(dev.doc_store, run.doc) or dev.doc_store, dev.doc_rows
     if isinstance(store, PassageStore):

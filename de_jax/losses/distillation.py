@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
 from de_jax.losses.contrast import EXACT, EXCLUDED, real_vectors
-from de_jax.losses.in_batch import Directions, Reduction, sum_of_softmaxes
+from de_jax.losses.in_batch import Directions, Reduction, in_batch_softmax, sum_of_softmaxes
 from de_jax.losses.scores import on_any_mesh
 from de_jax.settings import PositiveFloat, PositiveInt
 from de_jax.types import Embeddings, InputError, Metrics
@@ -108,6 +108,11 @@ def kl_distillation(
     divergence = jnp.sum(jnp.exp(log_teacher) * (log_teacher - log_student), axis=1, where=own.is_known)
     loss = scores.mean_of_real(divergence, jnp.sum(own.is_known, axis=1) >= 2)
     return loss, _metrics(e, own)
+
+
+def softmax_over_guide(e: Embeddings, *, temperature: PositiveFloat = 0.05) -> tuple[Float[Array, ""], Metrics]:
+    """`in_batch_softmax` of the queries over the guide's embeddings of the documents, so that a step encodes queries alone."""
+    return in_batch_softmax(e._replace(doc=e.guide and e.guide.doc), temperature=temperature, directions="query_to_doc")
 
 
 @on_any_mesh

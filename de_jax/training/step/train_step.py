@@ -32,8 +32,6 @@ class Model(Initialisable, Protocol):
         """The embeddings of the texts in a batch that are not None; dropout is on exactly when `rng` is given."""
 
 
-GUIDE_DIM = 768
-"""Of the embeddings of a guide, where a trace or a plan does not open it."""
 # Beside the four keys that `DualEncoder.embed` splits a step's key into.
 _DRAWS, _DRAWN_DROPOUT = 4, 5
 
@@ -178,6 +176,7 @@ def batch_shapes(
     max_passages: int = 1,
     has_scores: bool = False,
     has_guide: bool = False,
+    guide_dim: int = 768,
 ) -> Batch:
     """The shapes of a batch.
 
@@ -188,7 +187,7 @@ def batch_shapes(
         num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
         max_passages: C, of a document.
         has_scores: a teacher's come with the batch.
-        has_guide: a guide's embeddings do, taken to have `GUIDE_DIM` dimensions.
+        has_guide, guide_dim: a guide's embeddings do, of so many dimensions.
     """
     passages = (max_passages,) if max_passages > 1 else ()
 
@@ -204,14 +203,14 @@ def batch_shapes(
         mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
         mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
     scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
-    guide = _guide(batch_size, num_neg_docs, num_neg_queries) if has_guide else None
+    guide = _guide(guide_dim, batch_size, num_neg_docs, num_neg_queries) if has_guide else None
     own = texts(query_length, query_rows), texts(doc_length, doc_rows, *passages)
     return Batch(*own, ids, ids, **mined, scores=scores, guide=guide)
 
 
-def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
+def _guide(dim: int, batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
     def of(*rows: int) -> Any:
-        return jax.ShapeDtypeStruct((*rows, GUIDE_DIM), np.float32) if all(rows) else None
+        return jax.ShapeDtypeStruct((*rows, dim), np.float32) if all(rows) else None
 
     pairs = of(batch_size)
     return Guide(pairs, pairs, neg_docs=of(batch_size, num_neg_docs), neg_queries=of(batch_size, num_neg_queries))
