@@ -229,7 +229,7 @@ def _between(start: Model, trained: Model) -> dict[float, Model]:
 def _judged(
     folder: Path, source: str, dev: DevSet, bm25: Results, scored: Mapping[str, Scores], forgetting: Sequence[str | Path]
 ) -> Tuned:
-    """Chooses a trial and a place on the line to it by half of the queries, judges by the other, and keeps what is better."""
+    """Chooses a trial and a place on the line to it by half of the queries, judges by the other, keeps the better model."""
     best = max(scored, key=lambda name: _mean(scored[name], halves(scored[name])[0]))
     between, (choosing, judging) = _between(load(source), load(folder / "trials" / best)), halves(scored[best])
     rankings = {part: rank_dev(one.encoding, dev) for part, one in between.items()}
