@@ -47,6 +47,15 @@ def test_a_step_takes_the_documents_embeddings_from_the_index():
     assert fields_read(softmax_over_guide, whole) == {"query", "query_id", "doc_id", "guide"}
 
 
+def test_documents_of_any_length_are_encoded_with_each_batch(tmp_path):
+    whole = de_jax.load(tiny_run.write_run(tmp_path, steps=(1,), num_layers=2, normalize=False))
+    light = de_jax.lighten(whole, PAIRS, run_dir=tmp_path / "light", layers=1, **SIZES | {"num_steps": 4})
+    texts = [doc for _, doc in PAIRS[:9]]
+    assert np.array_equal(light.model.encode_document(texts), whole.encode_document(texts))
+    assert light.report["quality"]["num_queries"] > 10
+    assert not (tmp_path / "light/teacher").exists()
+
+
 def test_a_tower_that_would_not_be_lighter_is_refused(start, tmp_path):
     with pytest.raises(InputError, match=r"layers is 2, but the query tower of .* has 2; a light one has fewer"):
         de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=2, **SIZES)

@@ -33,12 +33,13 @@ def train_tokenizer(path):
     return load_tokenizer(path)
 
 
-def write_run(folder, steps=(3, 7), num_layers=1, is_static=False):
+def write_run(folder, steps=(3, 7), num_layers=1, is_static=False, **of_tower):
     """A run with checkpoints of steps that differ; `is_static`: a table of vectors alone."""
     tokenizer = train_tokenizer(folder / "spiece.model")
     sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": num_layers, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
     encoder = T5Config(**sizes, dropout_rate=0.0, dtype="float32")
-    tower = TowerConfig(StaticConfig(vocab_size=30, model_dim=8) if is_static else encoder, projection_dim=None if is_static else 8)
+    dim = None if is_static else 8
+    tower = TowerConfig(StaticConfig(vocab_size=30, model_dim=8) if is_static else encoder, projection_dim=dim, **of_tower)
     model = DualEncoder(tower, tower)
     describe_run(folder / "run", model=model, query=Side(tokenizer, 16), doc=Side(tokenizer, 24))
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))
