@@ -16,10 +16,8 @@ from de_jax import command
 from de_jax.files import addresses
 from de_jax.settings import needs
 
-RETRIES = 3
-"""Of a task whose process or machine was lost."""
-_BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
-"""How the chips of a TPU host are laid out."""
+RETRIES = 3  # of a task whose process or machine was lost
+_BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # how the chips of a TPU host are laid out
 
 
 def run(verb: str, argv: Sequence[str], num_shards: int | None = None) -> list[dict[str, Any]]:

@@ -33,8 +33,7 @@ from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, s
 from de_jax.types import InputError, LossFn
 
 REPORT_FILE = "light.json"
-NUM_CALLS = 100
-"""Queries that are timed, one at a time."""
+NUM_CALLS = 100  # queries that are timed, one at a time
 
 
 class Light(NamedTuple):

@@ -406,15 +406,13 @@ class Model:
             return np.zeros((0, *axes, self.embedding_dim), np.float32)
         passages = passages_of(store, self.run.doc) if tower == "doc" else None
         read = passages or store
-        batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
-        if batch_tokens is not None:
-            batching = {"tokens_per_batch": int(batch_tokens)}
+        num_tokens = int(read.lengths(max_length).sum(dtype=np.int64))
+        batching = {"tokens_per_batch": int(batch_tokens)} if batch_tokens else encode.batching_for(self.run, num_tokens)
         options = encode.run_options(self.run, tower, {"max_length": max_length, **batching})
         with outputs.progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts", disable=not progress) as bar:
             found = encode.encode(self._encoder(tower), read, **options, progress=bar.update)
         if self.truncate_dim is not None:
-            towers = {"query": self.run.model.query, "doc": self.run.model.doc}
-            found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]
+            found = Truncated(found, self.truncate_dim, normalize=getattr(self.run.model, tower).normalize)[:]
         if passages is None:
             return found
         rows = passages.of_docs(np.arange(store.num_texts))  # [n, at most C]

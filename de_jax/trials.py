@@ -12,11 +12,13 @@ import functools
 import hashlib
 import itertools
 import math
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import command, documents
+from de_jax.data.negatives import generations
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text import beir
@@ -26,7 +28,7 @@ from de_jax.evaluation.dev_scores import rank_dev
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import beir_tasks
 from de_jax.evaluation.verdict import MEASURE, Scores
-from de_jax.files import addresses, outputs, reading
+from de_jax.files import addresses, folders, outputs, reading
 from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
 from de_jax.settings import Maybe, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
@@ -57,8 +59,7 @@ PARTS = (0.25, 0.5, 0.75, 1.0)
 MOST_EPOCHS = 4
 PROBE_STEPS = FEWEST_STEPS = 10
 """Updates that measure the speed, and of a trial at least, where time is short: then fewer settings are tried."""
-MOST_DOCS = 5000
-"""Documents that held-out queries are scored among."""
+MOST_DOCS = 5000  # that held-out queries are scored among
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
 PLAN = Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt), "asked": Maybe(map_of(Any), {})})
 PLANNED = dataclasses.replace(RUN, otherwise="repeat the call that began it, or take another run_dir")
@@ -165,12 +166,22 @@ def arms_of(source: str, *, has_teacher: bool) -> list[dict[str, Any]]:
 def _trial(
     source: str, data: Callable[..., TrainingSet], options: PairsOptions, run_dir: Path, arm: Mapping[str, Any], steps: int
 ) -> None:
-    """Trains one arm; the same call continues after a stop."""
+    """Trains one arm; the same call continues after a stop. The start mines for the first trial, and others copy its negatives."""
     of_loss = {name: arm[name] for name in ("loss", "temperature", "has_teacher") if name in arm}
     rest = {name: value for name, value in arm.items() if name not in of_loss}
     options = options if "has_teacher" in arm else dataclasses.replace(options, guide_dir="")
     recipe = recipe_of(source, data, options, num_steps=steps, loss=loss_of(**of_loss), **rest)
+    own, first = (generations.generation_dir(folder / "negatives", 1) for folder in (run_dir, run_dir.parent))
+    if "negatives" in arm:
+        _copy(first, own)
     train(dataclasses.replace(recipe, logging=dataclasses.replace(recipe.logging, evaluate_start=False)), run_dir)
+    _copy(own, first)
+
+
+def _copy(folder: Path, new: Path) -> None:
+    if folder.is_dir() and not new.exists():
+        with folders.atomic_dir(new) as copy:
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
 
 
 def _plan(

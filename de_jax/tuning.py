@@ -42,8 +42,7 @@ from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, LossFn
 
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
-LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8
-"""Where `batch_size` is not set; an epoch has at least so many batches."""
+LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8  # where `batch_size` is not set; an epoch has at least so many batches
 RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10
 """Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
 LEAST_LENGTH = 512

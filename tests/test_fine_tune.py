@@ -470,3 +470,18 @@ def test_negatives_of_another_table_or_of_a_process_at_work_are_not_taken(start,
     with pytest.raises(InputError, match="negatives holds negatives of other texts than these pairs have; take another run_dir"):
         mine(PAIRS[20:40])
     assert [path.name for path in folder.iterdir()] == ["000001"]
+
+
+def test_trials_share_the_negatives_of_the_start(start, tmp_path, monkeypatch):
+    mined = []
+    mine = lambda *of, **more: mined.append(of[0].step) or mining_run.mine_generation(*of, **more)  # noqa: E731
+    monkeypatch.setattr(trainer, "mine_generation", mine)
+    data = tuning.data_of(PAIRS, None, 0.3)
+    options = tuning.options_of(str(start), max_query_length=8, max_doc_length=16, batch_size=8)
+    for name in ("first", "second"):
+        trials._trial(str(start), data, options, tmp_path / name, {"learning_rate": 1e-3, "negatives": "mined"}, 3)
+    trials._trial(str(start), data, options, tmp_path / "plain", {"learning_rate": 1e-3}, 1)
+    assert mined == [0]
+    runs = [de_jax.load(tmp_path / name) for name in ("first", "second")]
+    assert runs[0].encode_query("red fox").tolist() == runs[1].encode_query("red fox").tolist()
+    assert not (tmp_path / "plain/negatives").exists()
