@@ -37,17 +37,15 @@ def main(argv: list[str] | None = None) -> None:
     outputs.write_json(args.out_dir / "registered.json", {"design": design})
     model = _cut(Path(args.model), args.out_dir / "model", args.length)
     runs = Runs(args.out_dir / "runs.jsonl")
+    for of_set in args.sets if not args.dev else ():
+        own = {"set": of_set, "layers": None, "length": args.length}
+        if own not in runs:
+            runs.keep(own | _tested(args, model, of_set, de_jax.load(model)))
     for seed, layers, of_set in itertools.product(args.seeds, args.layers, args.sets):
         for rate, steps in itertools.product(args.rates, args.steps):
             own = {"set": of_set, "layers": layers, "seed": seed, "rate": rate, "steps": steps, "length": args.length}
             if own not in runs:
                 runs.keep(own | _trained(args, model, own))
-    if args.dev:
-        return
-    for of_set in args.sets:
-        own = {"set": of_set, "layers": None, "length": args.length}
-        if own not in runs:
-            runs.keep(own | _tested(args, model, of_set, de_jax.load(model)))
 
 
 class Runs:
@@ -114,7 +112,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, required=True, help="of experiments.judge_tuning --prepare")
     parser.add_argument("--out_dir", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", required=True)
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--layers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rates", type=float, nargs="+", default=[None], help="default lighten's own")
     parser.add_argument("--steps", type=int, nargs="+", default=[None], help="default lighten's own")
