@@ -27,13 +27,13 @@ from de_jax.model import Model, load
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Initialization
 from de_jax.retrieval.index import ExactIndex, of_docs
-from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
 from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, source_of, teach
 from de_jax.types import InputError, LossFn
 
-REPORT_FILE = "light.json"
-NUM_CALLS = 100  # queries that are timed, one at a time
+REPORT_FILE, NUM_CALLS = "light.json", 100  # queries that are timed, one at a time
+FEWEST_STEPS, RATE, RATE_OF_TABLE = 200, 5e-4, 5e-3
 
 
 class Light(NamedTuple):
@@ -50,11 +50,11 @@ def lighten(
     pairs: str | Path | Rows,
     *,
     run_dir: str | Path,
-    layers: PositiveInt = 2,
+    layers: NonNegativeInt = 2,
     epochs: PositiveFloat = 3,
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
-    learning_rate: PositiveFloat = 1e-4,
+    learning_rate: PositiveFloat | None = None,
     max_query_length: PositiveInt | None = None,
     columns: Mapping[str, str] | None = None,
     dev_fraction: ShareBelowOne = 0.1,
@@ -64,15 +64,15 @@ def lighten(
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
 
     The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), and cuts texts where the model does, so that an index
-    of the model serves the light queries too. Documents are encoded once, before the training, unless they have passages or no
-    length of 1. `light.json` has nDCG@10 of both on the held-out queries, and the milliseconds of a query; the same call continues
-    after a stop.
+    of the model serves the light queries too. Embeddings of length 1 without passages are made once, before the training.
+    `light.json` has nDCG@10 of both on the held-out queries, and milliseconds a query; the same call continues after a stop.
 
     Args:
-        model, pairs, run_dir, epochs, num_steps, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of
+        model, pairs, run_dir, epochs, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of
             `fine_tune`.
-        layers: of the light query tower; less than the model's.
-        learning_rate: the highest, of the query tower.
+        layers: of the light query tower; less than the model's. With 0 a query is the average of its tokens' vectors.
+        num_steps: updates, in place of `epochs`; by default 200 at least.
+        learning_rate: the highest, of the query tower; by default 5e-4, without layers 5e-3.
 
     Raises:
         InputError: as of `fine_tune`, too many layers, or no held-out query.
@@ -80,21 +80,21 @@ def lighten(
     local, source = addresses.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
     whole = pretrained_tower(source=source, tower="query")
-    depth = getattr(whole.encoder, "num_layers", None)
-    if depth is not None and layers >= depth:
-        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer, at least 1.")
+    if layers >= (depth := getattr(whole.encoder, "num_layers", 0)):
+        raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
     options = options_of(source, seed=seed, **given)
     options, num_pairs = fitted(data, options, is_set={**given, "max_doc_length": options.max_doc_length})
     dev = data(options=options, share=Share()).dev
     if dev is None:
         raise InputError("no query is held out, so the light tower could not be judged; give a table and a dev_fraction above 0.")
-    steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
+    steps = num_steps or max(FEWEST_STEPS, round(epochs * num_pairs / options.batch_size))
+    rate = learning_rate or (RATE if layers else RATE_OF_TABLE)
     loss: LossFn = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     if whole.normalize and options.max_passages == 1:
         teach(options, source, data, local / TEACHER_DIR)
         options, loss = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}"), softmax_over_guide
-    recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate)
+    recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=rate)
     first = tuple(range(layers))
     light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
     start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)

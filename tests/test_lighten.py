@@ -56,9 +56,20 @@ def test_documents_of_any_length_are_encoded_with_each_batch(tmp_path):
     assert not (tmp_path / "light/teacher").exists()
 
 
+def test_a_query_may_be_the_average_of_its_tokens(start, tmp_path):
+    light = de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=0, **SIZES | {"learning_rate": None})
+    assert light.model.run.model.query.encoder.num_layers == 0
+    reordered = light.model.encode_query(["fox red", "red fox"])
+    np.testing.assert_allclose(reordered[0], reordered[1], atol=1e-6)
+    assert light.report["quality"]["after"] > 0.3 * light.report["quality"]["before"]
+
+
 def test_a_tower_that_would_not_be_lighter_is_refused(start, tmp_path):
     with pytest.raises(InputError, match=r"layers is 2, but the query tower of .* has 2; a light one has fewer"):
         de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=2, **SIZES)
+    table = tiny_run.write_run(tmp_path, steps=(1,), is_static=True)
+    with pytest.raises(InputError, match=r"layers is 0, but the query tower of .* has 0"):
+        de_jax.lighten(table, PAIRS, run_dir=tmp_path / "light", layers=0, **SIZES)
     assert not (tmp_path / "light").exists()
 
 
