@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import losses
 from de_jax.data.batches.teacher_scores import GUIDE, open_guide
-from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import DevSet
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.training_set import DevSet, TrainingSet
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import latency, metrics, verdict
 from de_jax.evaluation.dev_scores import exact_index, rank
@@ -99,9 +99,14 @@ def lighten(
     light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
     start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)
     optimization = dataclasses.replace(recipe.optimization, frozen=("doc/.*",))
-    logging = dataclasses.replace(recipe.logging, evaluate_start=False)
-    train(dataclasses.replace(recipe, model=light, initialization=start, optimization=optimization, logging=logging), local)
+    unjudged = functools.partial(without_dev, data, options=options)  # `_compared` judges
+    train(dataclasses.replace(recipe, model=light, data=unjudged, initialization=start, optimization=optimization), local)
     return _compared(load(source), load(local), dev, local)
+
+
+def without_dev(data: Callable[..., TrainingSet], *, options: PairsOptions, share: Share) -> TrainingSet:
+    """The pairs of a source without its held-out queries."""
+    return data(options=options, share=share)._replace(dev=None)
 
 
 def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
@@ -119,12 +124,9 @@ def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
     queries = light.run.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows[:NUM_CALLS]))
     runs = {"whole": whole.encoding, "light": light.encoding}
     timed = {one.name: one for one in latency.measure(runs, queries, batch_sizes=(1,), num_calls=NUM_CALLS)}
-    report = {
-        "quality": {name: value for name, value in judged.items() if name not in ("result", "sentence")},
-        "milliseconds": {name: one.p50 for name, one in timed.items()},
-        "times_as_fast": timed["light"].ratio,
-        "device": latency.device(),
-    }
+    quality = {name: value for name, value in judged.items() if name not in ("result", "sentence")}
+    report: dict[str, Any] = {"quality": quality, "milliseconds": {name: one.p50 for name, one in timed.items()}}
+    report |= {"times_as_fast": timed["light"].ratio, "device": latency.device()}
     sentence = f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is "
     sentence += f"{judged['after']:.3f} in place of {judged['before']:.3f} on {judged['num_queries']:,} held-out questions"
     if "interval" in judged:

@@ -56,10 +56,9 @@ ARMS_OF_TEACHER: tuple[dict[str, Any], ...] = (
 """First, where there is a teacher."""
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
-MOST_EPOCHS = 4
 PROBE_STEPS = FEWEST_STEPS = 10
 """Updates that measure the speed, and of a trial at least, where time is short: then fewer settings are tried."""
-MOST_DOCS = 5000  # that held-out queries are scored among
+MOST_EPOCHS, MOST_DOCS = 4, 5000  # the documents are those that held-out queries are scored among
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
 PLAN = Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt), "asked": Maybe(map_of(Any), {})})
 PLANNED = dataclasses.replace(RUN, otherwise="repeat the call that began it, or take another run_dir")

@@ -49,8 +49,7 @@ LEAST_LENGTH = 512
 """Tokens that a model still reads where training needs fewer; more would take memory for one text that is much longer."""
 MINED_TIMES, MINED_APART = 4, 50
 """How often hard negatives are mined during a run, and the least updates between; each time encodes all documents."""
-SAVE_EVERY_STEPS, FEWEST_QUESTIONS = 200, 10
-TEACHER_DIR = "teacher"
+SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 200, 10, "teacher"
 
 
 @checked
