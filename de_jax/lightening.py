@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from de_jax import losses
 from de_jax.data.batches.teacher_scores import GUIDE, open_guide
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import DevSet, TrainingSet
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.data.text.table_files import Rows
 from de_jax.evaluation import latency, metrics, verdict
 from de_jax.evaluation.dev_scores import exact_index, rank
@@ -33,7 +33,7 @@ from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, s
 from de_jax.types import InputError, LossFn
 
 REPORT_FILE, NUM_CALLS = "light.json", 100  # queries that are timed, one at a time
-FEWEST_STEPS, RATE, RATE_OF_TABLE = 200, 5e-4, 5e-3
+FEWEST_STEPS, RATE, RATE_WITHOUT_LAYERS = 200, 5e-4, 2e-3
 
 
 class Light(NamedTuple):
@@ -51,7 +51,7 @@ def lighten(
     *,
     run_dir: str | Path,
     layers: NonNegativeInt = 2,
-    epochs: PositiveFloat = 3,
+    epochs: PositiveFloat | None = None,
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     learning_rate: PositiveFloat | None = None,
@@ -64,44 +64,43 @@ def lighten(
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
 
     The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), and cuts texts where the model does, so that an index
-    of the model serves the light queries too. Embeddings of length 1 without passages are made once, before the training.
-    `light.json` has nDCG@10 of both on the held-out queries, and milliseconds a query; the same call continues after a stop.
+    of the model serves the light queries too. Documents of one passage and of length 1 are encoded once, if training reads most of
+    them. `light.json` has nDCG@10 of both on held-out queries, and milliseconds a query; the same call continues after a stop.
 
     Args:
-        model, pairs, run_dir, epochs, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of
-            `fine_tune`.
+        model, pairs, run_dir, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of `fine_tune`.
         layers: of the light query tower; less than the model's. With 0 a query is the average of its tokens' vectors.
-        num_steps: updates, in place of `epochs`; by default 200 at least.
-        learning_rate: the highest, of the query tower; by default 5e-4, without layers 5e-3.
+        epochs, num_steps: passes over the pairs, or updates in their place; by default 3 passes, and 200 updates at least.
+        learning_rate: the highest, of the query tower; by default 5e-4, without layers 2e-3.
 
     Raises:
         InputError: as of `fine_tune`, too many layers, or no held-out query.
     """
     local, source = addresses.local(run_dir), source_of(model)
     data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
-    whole = pretrained_tower(source=source, tower="query")
-    if layers >= (depth := getattr(whole.encoder, "num_layers", 0)):
+    if layers >= (depth := getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", 0)):
         raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
     options = options_of(source, seed=seed, **given)
     options, num_pairs = fitted(data, options, is_set={**given, "max_doc_length": options.max_doc_length})
-    dev = data(options=options, share=Share()).dev
-    if dev is None:
+    opened = data(options=options, share=Share())
+    if opened.dev is None or opened.texts is None:
         raise InputError("no query is held out, so the light tower could not be judged; give a table and a dev_fraction above 0.")
-    steps = num_steps or max(FEWEST_STEPS, round(epochs * num_pairs / options.batch_size))
-    rate = learning_rate or (RATE if layers else RATE_OF_TABLE)
+    of_epochs = round((epochs or 3) * num_pairs / options.batch_size)
+    steps, rate = num_steps or max(1 if epochs else FEWEST_STEPS, of_epochs), RATE if layers else RATE_WITHOUT_LAYERS
     loss: LossFn = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
-    if whole.normalize and options.max_passages == 1:
+    reads_all = sum(store.num_texts for store in opened.texts.stores) <= 2 * steps * options.batch_size
+    if reads_all and options.max_passages == 1 and pretrained_tower(source=source, tower="doc").normalize:
         teach(options, source, data, local / TEACHER_DIR)
         options, loss = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}"), softmax_over_guide
-    recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=rate)
+    recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate or rate)
     first = tuple(range(layers))
     light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
     start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)
     optimization = dataclasses.replace(recipe.optimization, frozen=("doc/.*",))
-    unjudged = functools.partial(without_dev, data, options=options)  # `_compared` judges
+    unjudged = functools.partial(without_dev, recipe.data, options=options)  # `_compared` judges
     train(dataclasses.replace(recipe, model=light, data=unjudged, initialization=start, optimization=optimization), local)
-    return _compared(load(source), load(local), dev, local)
+    return _compared(load(source), load(local), opened, local)
 
 
 def without_dev(data: Callable[..., TrainingSet], *, options: PairsOptions, share: Share) -> TrainingSet:
@@ -109,18 +108,22 @@ def without_dev(data: Callable[..., TrainingSet], *, options: PairsOptions, shar
     return data(options=options, share=share)._replace(dev=None)
 
 
-def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
-    """Scores both on the held-out queries, and times their query towers in turns."""
+def _compared(whole: Model, light: Model, data: TrainingSet, folder: Path) -> Light:
+    """Scores both on the held-out queries that are not nearly in training, and times their query towers in turns."""
+    dev: Any = data.dev
     whole = Model(whole.run._replace(query=light.run.query, doc=light.run.doc), dtype="auto")
     if GUIDE.is_in(folder / TEACHER_DIR):
-        guide = open_guide(folder / TEACHER_DIR, dev.query_store, dev.doc_store, {})
+        find = open_guide(folder / TEACHER_DIR, dev.query_store, dev.doc_store, {})
         doc_ids = [dev.doc_store.ids[int(row)] for row in dev.doc_rows]
-        index: Any = ExactIndex(guide({"query": dev.query_rows, "doc": dev.doc_rows}).doc, doc_ids), doc_ids
+        index: Any = ExactIndex(find({"query": dev.query_rows, "doc": dev.doc_rows}).doc, doc_ids), doc_ids
     else:
         index = of_docs(*exact_index(whole.encoding, dev))
     rankings = (rank(one.encoding, dev, *index) for one in (whole, light))
     before, after = (metrics.scores_by_query(one, dev.qrels, verdict.MEASURE) for one in rankings)
-    judged = verdict.judge(after, before)
+    counted = after.keys() - verdict.bm25_and_left_out(data, dev)[1]
+    after = {query: score for query, score in after.items() if query in counted or not counted}
+    judged = verdict.judge(after, {query: before[query] for query in after}, are_known=not counted)
+    outputs.write_json(folder / verdict.VERDICT_FILE, {"": {"step": light.run.step, **judged}})
     queries = light.run.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows[:NUM_CALLS]))
     runs = {"whole": whole.encoding, "light": light.encoding}
     timed = {one.name: one for one in latency.measure(runs, queries, batch_sizes=(1,), num_calls=NUM_CALLS)}
@@ -130,7 +133,7 @@ def _compared(whole: Model, light: Model, dev: DevSet, folder: Path) -> Light:
     sentence = f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is "
     sentence += f"{judged['after']:.3f} in place of {judged['before']:.3f} on {judged['num_queries']:,} held-out questions"
     if "interval" in judged:
-        sentence += " (95 % {:+.3f} to {:+.3f}, p {:.2g})".format(*judged["interval"], judged["p"])
+        sentence += " (95 % of the difference {:+.3f} to {:+.3f}, p {:.2g})".format(*judged["interval"], judged["p"])
     sentence += "; documents keep their embeddings."
     outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
     return Light(light, sentence, report)

@@ -93,7 +93,8 @@ def plan(
     shardings = sharding.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding.compiled_step(recipe.train_step(state.params), shardings, mesh)
     placed = sharding.with_shardings(state, shardings)
-    compiled = compiling.compile_for(mesh, step, placed, batch_shapes(**shape), effort=effort)
+    batch = batch_shapes(**shape, guide_dim=recipe.model.doc.embedding_dim)
+    compiled = compiling.compile_for(mesh, step, placed, batch, effort=effort)
     chip = topology.chip
     why_not = compiled.why_not or compiling.lacks(compiled.memory, chip)
     return {
@@ -172,8 +173,7 @@ def _shape(recipe: Recipe, query_rows: int | None = None, doc_rows: int | None =
     sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
     if missing := [name for name in sizes if sizes[name] is None]:
         raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
-    rows = {"query_rows": query_rows, "doc_rows": doc_rows}
-    return {**sizes, **rows, "guide_dim": recipe.model.doc.embedding_dim, **recipe.texts_of_a_pair()}
+    return {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:

@@ -43,12 +43,9 @@ from de_jax.types import InputError, LossFn
 
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8  # where `batch_size` is not set; an epoch has at least so many batches
-RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10
-"""Peaks of the learning rate where it is not set; a static model has no layers, and a token's vector is in few of the batches."""
-LEAST_LENGTH = 512
-"""Tokens that a model still reads where training needs fewer; more would take memory for one text that is much longer."""
-MINED_TIMES, MINED_APART = 4, 50
-"""How often hard negatives are mined during a run, and the least updates between; each time encodes all documents."""
+RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10  # where it is not set; a token's vector is in few of the batches
+LEAST_LENGTH = 512  # tokens that a model still reads where training needs fewer; more would take memory for one long text
+MINED_TIMES, MINED_APART = 4, 50  # how often a run mines, and the least updates between; each time encodes all documents
 SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 200, 10, "teacher"
 
 

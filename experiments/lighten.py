@@ -1,7 +1,10 @@
 """The price of light query towers for an index that stays as it is, by `de_jax.lighten` (experiments/lighten.yaml).
 
 python -m experiments.judge_tuning --prepare --data_dir=../shared/data/beir --out_dir=runs/tuning
-python -m experiments.lighten --model=all-mpnet-base-v2 --data_dir=runs/tuning/data --out_dir=runs/lighten --sets scifact nfcorpus
+python -m experiments.lighten --model=all-mpnet-base-v2 --length=128 --data_dir=runs/tuning/data --out_dir=runs/lighten \
+    --sets scifact --layers 2 --seeds 9 --rates 1.5e-4 5e-4 1.5e-3 --steps 200 --dev
+python -m experiments.lighten --model=all-mpnet-base-v2 --length=128 --data_dir=runs/tuning/data --out_dir=runs/lighten \
+    --sets scifact --layers 1 2 --rates <the best> --steps 200
 
 Each finished run is a line of <out_dir>/runs.jsonl with its test score for each query; the same command continues after a stop.
 """
@@ -22,7 +25,7 @@ import de_jax
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
-from de_jax.files import outputs
+from de_jax.files import folders, outputs
 from de_jax.retrieval.index import ExactIndex
 from de_jax.tuning import TEACHER_DIR
 
@@ -35,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     args.out_dir.mkdir(parents=True, exist_ok=True)
     design = Path("experiments/lighten.yaml").read_text(encoding="utf-8")
     outputs.write_json(args.out_dir / "registered.json", {"design": design})
-    model = _cut(Path(args.model), args.out_dir / "model", args.length)
+    model = _cut(Path(args.model), args.out_dir / f"model-{args.length}", args.length)
     runs = Runs(args.out_dir / "runs.jsonl")
     for of_set in args.sets if not args.dev else ():
         own = {"set": of_set, "layers": None, "length": args.length}
@@ -70,23 +73,25 @@ def _cut(model: Path, folder: Path, length: int | None) -> Path:
     if length is None:
         return model
     if not folder.exists():
-        shutil.copytree(model, folder)
-        settings = folder / "sentence_bert_config.json"
-        outputs.write_json(settings, json.loads(settings.read_text()) | {"max_seq_length": length})
+        with folders.atomic_dir(folder) as copy:
+            shutil.copytree(model, copy, dirs_exist_ok=True)
+            settings = copy / "sentence_bert_config.json"
+            outputs.write_json(settings, json.loads(settings.read_text()) | {"max_seq_length": length})
     return folder
 
 
 def _trained(args: argparse.Namespace, model: Path, own: dict[str, Any]) -> dict[str, Any]:
     """A light tower's scores; the documents' embeddings of a set are made once."""
     run_dir = args.out_dir / "-".join(str(value) for value in own.values())
-    teacher = args.out_dir / f"teacher-{own['set']}"
+    teacher = args.out_dir / f"teacher-{own['set']}-{args.length}"
     if teacher.exists() and not (run_dir / TEACHER_DIR).exists():
         shutil.copytree(teacher, run_dir / TEACHER_DIR)
     settings = {"layers": own["layers"], "seed": own["seed"], "learning_rate": own["rate"], "num_steps": own["steps"]}
     pairs = args.data_dir / f"{own['set']}.csv"
     light = de_jax.lighten(model, pairs, run_dir=run_dir, **{name: value for name, value in settings.items() if value is not None})
     if not teacher.exists():
-        shutil.copytree(run_dir / TEACHER_DIR, teacher)
+        with folders.atomic_dir(teacher) as copy:
+            shutil.copytree(run_dir / TEACHER_DIR, copy, dirs_exist_ok=True)
     found = {"report": light.report, "updates": light.model.run.step}
     return found if args.dev else found | _tested(args, model, own["set"], light.model)
 
@@ -94,7 +99,7 @@ def _trained(args: argparse.Namespace, model: Path, own: dict[str, Any]) -> dict
 def _tested(args: argparse.Namespace, model: Path, of_set: str, asking: de_jax.Model) -> dict[str, Any]:
     """nDCG@10 on the test split by query, over the whole model's embeddings of the documents."""
     dataset = beir.read(args.data_dir / of_set, "test", skip_empty=True)
-    kept = args.out_dir / f"docs-{of_set}.npy"
+    kept = args.out_dir / f"docs-{of_set}-{args.length}.npy"
     if not kept.exists():
         with outputs.atomic_file(kept) as temporary, open(temporary, "wb") as file:
             np.save(file, de_jax.load(model).encode_document(list(dataset.docs.texts)))

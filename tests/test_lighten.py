@@ -9,6 +9,7 @@ import pytest
 
 import de_jax
 from de_jax import losses
+from de_jax.data.text import beir
 from de_jax.losses.combination import fields_read
 from de_jax.losses.distillation import softmax_over_guide
 from de_jax.types import Embeddings, Guide, InputError
@@ -37,14 +38,16 @@ def test_documents_keep_their_bits_and_queries_find_them_again(start, tmp_path):
     assert "documents keep their embeddings" in light.sentence
     kept = json.loads((tmp_path / "light/light.json").read_text())
     assert kept == {"sentence": light.sentence, **light.report}
+    assert light.model.scores["after"] == quality["after"]
 
 
 def test_a_step_takes_the_documents_embeddings_from_the_index():
     ids, (query, doc) = jnp.arange(8), jax.random.normal(jax.random.key(0), (2, 8, 4))
-    whole = Embeddings(query, doc, ids, ids, guide=Guide(query=query, doc=doc))
+    negatives = {"neg_docs": doc[::-1, None], "neg_doc_ids": ids[:, None] + 8}
+    whole = Embeddings(query, doc, ids, ids, **negatives, guide=Guide(query=query, doc=doc, neg_docs=negatives["neg_docs"]))
     loss, _ = losses.in_batch_softmax(whole, temperature=0.05, directions="query_to_doc")
-    assert softmax_over_guide(whole._replace(doc=query))[0] == loss
-    assert fields_read(softmax_over_guide, whole) == {"query", "query_id", "doc_id", "guide"}
+    assert softmax_over_guide(whole._replace(doc=query, neg_docs=whole.neg_docs + 1))[0] == loss
+    assert fields_read(softmax_over_guide, whole) == {"query", "query_id", "doc_id", "neg_doc_ids", "guide"}
 
 
 def test_documents_of_any_length_are_encoded_with_each_batch(tmp_path):
@@ -53,6 +56,19 @@ def test_documents_of_any_length_are_encoded_with_each_batch(tmp_path):
     texts = [doc for _, doc in PAIRS[:9]]
     assert np.array_equal(light.model.encode_document(texts), whole.encode_document(texts))
     assert light.report["quality"]["num_queries"] > 10
+    assert not (tmp_path / "light/teacher").exists()
+
+
+def test_a_corpus_that_training_hardly_reads_is_not_encoded(start, tmp_path):
+    docs = [*(doc for _, doc in PAIRS), *(f"{doc} and {number}" for number in range(3) for _, doc in PAIRS)]
+    splits = {
+        name: {f"q{row}": {str(row): 1} for row in rows} for name, rows in (("train", range(0, 60, 2)), ("dev", range(60, 90, 2)))
+    }
+    beir.write(tmp_path / "data", [(str(row), "", doc) for row, doc in enumerate(docs)],
+               [(f"q{row}", PAIRS[row][0]) for row in range(0, 90, 2)], splits)  # fmt: skip
+    sizes = {name: value for name, value in SIZES.items() if name != "dev_fraction"}
+    light = de_jax.lighten(start, tmp_path / "data", run_dir=tmp_path / "light", layers=1, **sizes | {"num_steps": 2})
+    assert light.report["quality"]["num_queries"] <= 15
     assert not (tmp_path / "light/teacher").exists()
 
 

@@ -112,7 +112,8 @@ def kl_distillation(
 
 def softmax_over_guide(e: Embeddings, *, temperature: PositiveFloat = 0.05) -> tuple[Float[Array, ""], Metrics]:
     """`in_batch_softmax` of the queries over the guide's embeddings of the documents, so that a step encodes queries alone."""
-    return in_batch_softmax(e._replace(doc=e.guide and e.guide.doc), temperature=temperature, directions="query_to_doc")
+    e = e._replace(doc=e.guide.doc, neg_docs=e.guide.neg_docs)  # type: ignore[union-attr]  # `lighten` brings a guide
+    return in_batch_softmax(e, temperature=temperature, directions="query_to_doc")
 
 
 @on_any_mesh
