@@ -64,8 +64,8 @@ def lighten(
     """Trains a query tower of a model's first layers, while documents keep their embeddings to the bit.
 
     The document tower is frozen, as in DAFT's first stage (Leonhardt et al.), and cuts texts where the model does, so that an index
-    of the model serves the light queries too. Documents of one passage and of length 1 are encoded once, if training reads most of
-    them. `light.json` has nDCG@10 of both on held-out queries, and milliseconds a query; the same call continues after a stop.
+    of the model serves the light queries too. Documents of one passage whose embeddings have length 1 are encoded once, if training
+    reads most of them. `light.json` has nDCG@10 of both on held-out queries, and milliseconds a query; the same call continues.
 
     Args:
         model, pairs, run_dir, batch_size, max_query_length, columns, dev_fraction, skip_bad_rows, seed: as of `fine_tune`.

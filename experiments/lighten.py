@@ -6,7 +6,8 @@ python -m experiments.lighten --model=all-mpnet-base-v2 --length=128 --data_dir=
 python -m experiments.lighten --model=all-mpnet-base-v2 --length=128 --data_dir=runs/tuning/data --out_dir=runs/lighten \
     --sets scifact --layers 1 2 --rates <the best> --steps 200
 
-Each finished run is a line of <out_dir>/runs.jsonl with its test score for each query; the same command continues after a stop.
+Each finished run is a line of <out_dir>/runs.jsonl with its test score for each query, and the report compares them with the whole
+model; the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import de_jax
 from de_jax import command
 from de_jax.data.text import beir
-from de_jax.evaluation import metrics
+from de_jax.evaluation import metrics, significance
 from de_jax.files import folders, outputs
 from de_jax.retrieval.index import ExactIndex
 from de_jax.tuning import TEACHER_DIR
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None) -> None:
             own = {"set": of_set, "layers": layers, "seed": seed, "rate": rate, "steps": steps, "length": args.length}
             if own not in runs:
                 runs.keep(own | _trained(args, model, own))
+    if not args.dev:
+        print(json.dumps(runs.report()))
 
 
 class Runs:
@@ -60,6 +63,20 @@ class Runs:
 
     def __contains__(self, own: dict[str, Any]) -> bool:
         return any(own.items() <= one.items() for one in self._done)
+
+    def report(self) -> dict[str, Any]:
+        """By set, number of layers and rate: the scores of the seeds, and their difference from the whole model's."""
+        scored = [one for one in self._done if "by_query" in one]
+        whole = {one["set"]: np.array(one["by_query"]) for one in scored if one["layers"] is None}
+        found: dict[str, Any] = {of_set: round(float(scores.mean()), 4) for of_set, scores in whole.items()}
+        arms = sorted({(one["set"], one["layers"], one["rate"]) for one in scored if one["layers"] is not None}, key=str)
+        for of_set, layers, rate in arms:
+            own = [one for one in scored if (one["set"], one["layers"], one.get("rate")) == (of_set, layers, rate)]
+            differences = np.array([one["by_query"] for one in own]) - whole[of_set]
+            tested = significance.over_seeds(differences)._asdict() if len(own) > 1 else {}
+            change = {"change": round(float(differences.mean()), 4), **tested}
+            found[f"{of_set}, {layers} layers, {rate}"] = {"seeds": [one["mean"] for one in own], **change}
+        return found
 
     def keep(self, one: dict[str, Any]) -> None:
         """Adds a line."""
