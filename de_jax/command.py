@@ -236,15 +236,9 @@ def _fail(sentence: str, code: int) -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuses a port that another program listens on."""
+    """Refuses a port that no server can listen on."""
     try:
-        with socket.create_server((host, port)):
-            pass
+        socket.create_server((host, port)).close()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} of {host} is taken; end the program that uses it, or give another --port.") from None
-        if error.errno == errno.EACCES:
-            raise InputError(f"port {port} needs rights that you do not have; give a --port from 1024 on.") from None
-        raise InputError(
-            f"--host is {host}, which is not an address of this machine; give {LOOPBACK}, or 0.0.0.0 for all of its addresses."
-        ) from None
+        why = str(error.strerror).partition(" (")[0]
+        raise InputError(f"port {port} of {host} cannot be used: {why}; give another --port or --host.") from None

@@ -129,27 +129,6 @@ class _Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-class _Parser(config_parser.ConfigParser):
-    """Refuses a key that stands twice in one dictionary; Python keeps the last one."""
-
-    def __init__(self, text: str) -> None:
-        self._keys: list[list[Any]] = []
-        super().__init__(text, _Delegate())
-
-    def _maybe_parse_container(self) -> Any:
-        self._keys.append([])
-        found = super()._maybe_parse_container()
-        keys = self._keys.pop()
-        if twice := [key for place, key in enumerate(keys) if key in keys[:place]]:
-            self._raise_syntax_error(f"the name {twice[0]!r} stands twice in one dictionary")
-        return found
-
-    def _parse_dict_item(self) -> Any:
-        item = super()._parse_dict_item()
-        self._keys[-1].append(item[0])
-        return item
-
-
 def _label(scope: str, name: str) -> str:
     return f"{scope}/{name}" if scope else name
 
@@ -186,7 +165,7 @@ def _text(path: Path) -> str:
 
 def _statements(text: str, place: str) -> Iterator[Any]:
     try:
-        yield from _Parser(text)
+        yield from config_parser.ConfigParser(text, _Delegate())
     except SyntaxError as error:
         raise InputError(f"{place}, line {error.lineno}: {_first_line(error.msg)}.") from None
     except tokenize.TokenError as error:

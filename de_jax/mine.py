@@ -96,9 +96,7 @@ def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) 
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set HardNegatives.miner.")
     if recipe.negatives.mine_every_steps is not None and not once:
-        raise InputError(
-            "the run mines by itself every HardNegatives.mine_every_steps updates; set that to None to mine beside it."
-        )
+        raise InputError("the run mines by itself every HardNegatives.mine_every_steps updates; set it to None to mine beside it.")
     recipe.negatives.miner.check()
     with continuing(run_dir):
         data = recipe.data(share=Share(run_dir=str(run_dir)))

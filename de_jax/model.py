@@ -350,9 +350,7 @@ class Model:
         if format not in (RUN_FORMAT, *FORMATS):
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
         if self.truncate_dim is not None:
-            raise InputError(
-                f"truncate_dim={self.truncate_dim} is no part of a model's files; load the model without it to save it."
-            )
+            raise InputError(f"truncate_dim={self.truncate_dim} is no part of a model's files; load the model without it to save.")
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
             origin = [self.run.source] if self.run.source else origins(self.run.run_dir)

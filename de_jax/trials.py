@@ -7,17 +7,19 @@ found.model.encode_query(["how do I open a file?"])
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import hashlib
 import itertools
 import math
 import shutil
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import command, documents
+from de_jax import command, documents, tuning
 from de_jax.data.negatives import generations
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import DevSet, TrainingSet
@@ -31,7 +33,7 @@ from de_jax.evaluation.verdict import MEASURE, Scores
 from de_jax.files import addresses, folders, outputs, reading
 from de_jax.model import Model, load, merge
 from de_jax.scoring import evaluate
-from de_jax.settings import Maybe, PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
+from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelowOne, checked, list_of, map_of
 from de_jax.trainer import train
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import RUN
@@ -39,28 +41,28 @@ from de_jax.tuning import RATE, TEACHER_DIR, data_of, fine_tune, fitted, loss_of
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
-    {"learning_rate": 2e-5},
     {"learning_rate": 5e-5},
-    {"learning_rate": 2e-5, "negatives": "mined"},
-    {"learning_rate": 2e-5, "temperature": 0.02},
+    {"learning_rate": 2e-5},
     {"learning_rate": 5e-5, "loss": "samtone"},
     {"learning_rate": 1e-4},
+    {"learning_rate": 2e-5, "temperature": 0.02},
+    {"learning_rate": 2e-5, "negatives": "mined"},
     {"learning_rate": 2e-4, "adapters": "lora"},
     {"learning_rate": 5e-5, "negatives": "mined", "temperature": 0.02},
 )
 """Settings of the trials, the most promising first: rates, losses, temperatures, hard negatives and adapters."""
-ARMS_OF_TEACHER: tuple[dict[str, Any], ...] = (
-    {"learning_rate": 2e-5, "has_teacher": True},
+ARMS_OF_TEACHER: tuple[dict[str, Any], ...] = (  # first, where there is a teacher
     {"learning_rate": 5e-5, "has_teacher": True},
+    {"learning_rate": 2e-5, "has_teacher": True},
 )
-"""First, where there is a teacher."""
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """How far the way from the start to the trained parameters is gone (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
 PROBE_STEPS = FEWEST_STEPS = 10
 """Updates that measure the speed, and of a trial at least, where time is short: then fewer settings are tried."""
-MOST_EPOCHS, MOST_DOCS = 4, 5000  # the documents are those that held-out queries are scored among
+LEAST_EPOCHS, MOST_EPOCHS = 0.5, 4  # of the last trial; in less, one setting is tried
+MOST_DOCS, SCORING, ENCODING = 5000, 1 / 4, 1 / 4  # to score among; the share of the time; a text's, of a pair's in training
 PLAN_FILE, REPORT_FILE = "plan.json", "report.json"
-PLAN = Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt), "asked": Maybe(map_of(Any), {})})
+PLAN = Record({"arms": list_of(map_of(Any)), "steps": list_of(PositiveInt), "docs": PositiveInt, "asked": map_of(Any)})
 PLANNED = dataclasses.replace(RUN, otherwise="repeat the call that began it, or take another run_dir")
 
 
@@ -101,8 +103,9 @@ def tune(
         model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, skip_bad_rows, seed: as of `fine_tune`.
             Documents alone, without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
-        minutes: of training in all, by the speed of a probe of 10 updates, which count too; scoring and mining come on top.
-        trials: how many settings are tried, at most 8, with a teacher 10; fewer where `minutes` leave a trial less than 10 updates.
+        minutes: for all but `forgetting`, by the speed of 10 updates. Where they are few, held-out queries are scored among
+            fewer documents, and fewer settings are tried, so that a trial has 10 updates and the last one half an epoch.
+        trials: how many settings are tried at most: 8, with a teacher 10.
         teacher: as of `fine_tune`; some trials learn from it.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.
         dev_fraction: share of the queries that is held out; half of them choose, half judge.
@@ -110,7 +113,7 @@ def tune(
     Raises:
         InputError: as of `fine_tune`, or too few held-out queries.
     """
-    folder, source = Path(addresses.local(run_dir)), source_of(model)
+    folder, source, began = Path(addresses.local(run_dir)), source_of(model), time.monotonic()
     arms = arms_of(source, has_teacher=bool(teacher))
     if trials > len(arms):
         raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
@@ -124,7 +127,7 @@ def tune(
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     opened = data(options=options, share=Share())
-    dev, bm25 = _enough(opened)
+    judged = {doc_id for one in _enough(opened)[0].qrels.values() for doc_id in one}
     for task in itertools.chain.from_iterable(beir_tasks(addresses.local(one), "test") for one in forgetting):
         beir.read(task.corpus.parent, "test")  # refused before anything is trained
     local = str(Path(source).resolve()) if Path(source).exists() else source
@@ -133,9 +136,13 @@ def tune(
         if teacher:
             teach(options, source_of(teacher), data, folder / TEACHER_DIR)
             options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
-        trial = functools.partial(_trial, source, data, options)
-        plan = _plan(folder, trial, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], options.batch_size, num_pairs)
-        return _judged(folder, source, dev, bm25, _trials(folder, trial, plan), forgetting)
+        trial = functools.partial(_trial, source, data)
+        sizes = Sizes(options.batch_size, num_pairs, len(opened.texts.doc_store.ids) if opened.texts else 0, len(judged))
+        probe = functools.partial(trial, dataclasses.replace(options, dev_max_docs=0))
+        plan = _plan(folder, probe, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], sizes, began)
+        options = dataclasses.replace(options, dev_max_docs=plan["docs"])
+        scored = _trials(folder, functools.partial(trial, options), plan)
+        return _judged(folder, source, *_enough(data(options=options, share=Share())), scored, forgetting)
 
 
 def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
@@ -183,35 +190,55 @@ def _copy(folder: Path, new: Path) -> None:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
 
 
+class Sizes(NamedTuple):
+    """The sizes that decide how long a search takes."""
+
+    batch_size: int
+    pairs: int
+    docs: int  # that mining encodes
+    judged: int  # that held-out queries are scored among at least
+
+
 def _plan(
-    folder: Path, trial: Callable[..., None], asked: Mapping[str, Any], arms: Sequence[dict[str, Any]], batch_size: int, pairs: int
+    folder: Path, probe: Callable[..., None], asked: Mapping[str, Any], arms: Sequence[dict[str, Any]], sizes: Sizes, began: float
 ) -> dict[str, Any]:
     """The arms and the updates of a trial in each round; written before the first trial, and kept for the same call."""
     path = folder / PLAN_FILE
     if not path.is_file():
-        trial(folder / "probe", arms[0], PROBE_STEPS)
+        probe(folder / "probe", arms[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
-        pairs_per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
-        updates = int(60 * asked["minutes"] * pairs_per_second / batch_size) - PROBE_STEPS
-        count, steps = _rounds(len(arms), updates, MOST_EPOCHS * pairs / batch_size)
-        if count < len(arms):
-            speed = f"{asked['minutes']:g} minutes are {updates + PROBE_STEPS} updates of {batch_size} pairs on this device"
-            outputs.tell(f"{speed}, so {count} of {len(arms)} settings are tried; more minutes, or shorter texts, try more.")
-        outputs.write_json(path, {"arms": arms[:count], "steps": steps, "asked": asked})
+        per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
+        count, steps, docs = _rounds(arms, per_second * (60 * asked["minutes"] - (time.monotonic() - began)), sizes)
+        tried = f"{asked['minutes']:g} minutes: {count} of {len(arms)} settings, the last in {steps[-1]} updates"
+        epoch = f"an epoch of fine_tune takes {sizes.pairs / per_second / 60:.1f} minutes"
+        outputs.tell(f"{tried}, scored among {docs:,} documents; {epoch}.")
+        outputs.write_json(path, {"arms": arms[:count], "steps": steps, "docs": docs, "asked": asked})
     plan: dict[str, Any] = reading.read_json(path, PLAN)
-    PLANNED.require_same(folder, {**asked, **plan["asked"]}, asked)  # a plan of an earlier version does not name its call
+    PLANNED.require_same(folder, plan["asked"], asked)
     return plan
 
 
-def _rounds(num_arms: int, updates: int, most: float) -> tuple[int, list[int]]:
-    """How many arms are tried in so many updates, and the updates of a trial in each round, the last one's `most` at most."""
-    for count in range(num_arms, 0, -1):
-        times = [2**place for place in range((count - 1).bit_length() + 1)]
-        by_time = updates / sum(-(-count // one) * one for one in times)  # the better half of each round, rounded up
-        if by_time >= FEWEST_STEPS:
+def _rounds(arms: Sequence[dict[str, Any]], time_of: float, sizes: Sizes) -> tuple[int, list[int], int]:
+    """How many arms are tried in the time of so many pairs, the updates of a trial by round, and the documents to score among."""
+    epoch = sizes.pairs / sizes.batch_size
+    for count in range(len(arms), 0, -1):
+        alive = [-(-count // 2**place) for place in range((count - 1).bit_length() + 1)]  # the better half, rounded up
+        mined, models = sum("negatives" in arm for arm in arms[:count]), sum(alive) + len(PARTS) + 1
+        docs = max(1, sizes.judged, min(MOST_DOCS, int(max(0, time_of) * SCORING / ENCODING / models)))
+        left = time_of - ENCODING * (models * docs + sizes.docs * bool(mined))  # the start mines once for all
+        longer = functools.partial(_pairs_of, alive=alive, mined=mined, sizes=sizes)
+        first = bisect.bisect_right(range(1, 10**6), left, key=longer)
+        if first >= FEWEST_STEPS and first * 2 ** (len(alive) - 1) >= LEAST_EPOCHS * epoch:
             break
-    first = max(1, int(min(by_time, most / times[-1])))
-    return count, [first * one for one in times]
+    first = max(1, int(min(first, MOST_EPOCHS * epoch / 2 ** (len(alive) - 1))))
+    return count, [first * 2**place for place in range(len(alive))], docs
+
+
+def _pairs_of(first: int, alive: Sequence[int], mined: int, sizes: Sizes) -> float:
+    """The pairs that train in the time of a search, if its first trials have so many updates and the mined ones stay."""
+    rounds = [(trials, first * 2**place) for place, trials in enumerate(alive)]
+    again = sum((steps - 1) // tuning.mined_every(steps) * min(mined, trials) for trials, steps in rounds)
+    return sizes.batch_size * sum(trials * steps for trials, steps in rounds) + ENCODING * sizes.docs * again
 
 
 def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -> dict[str, Scores]:

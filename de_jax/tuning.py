@@ -158,8 +158,7 @@ def recipe_of(
     adapters: str | None = None,
 ) -> Recipe:
     """The recipe of a fine-tuning; arguments as of `fine_tune`, with the source of the pairs and its options."""
-    every = max(MINED_APART, num_steps // MINED_TIMES)
-    mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": every} if negatives == "mined" else {}
+    mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": mined_every(num_steps)} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
     query, doc = (pretrained_tower(source=source, tower=side) for side in TOWERS)
@@ -178,6 +177,11 @@ def recipe_of(
         logging=Logging(log_every_steps=10, evaluate_every_steps=num_steps, save_every_steps=min(num_steps, SAVE_EVERY_STEPS)),
         adapters=Lora(dropout=0.05) if adapters else None,
     )
+
+
+def mined_every(num_steps: int) -> int:
+    """The updates between two searches for hard negatives."""
+    return max(MINED_APART, num_steps // MINED_TIMES)
 
 
 def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:

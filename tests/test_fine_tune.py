@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import random
+import time
 
 import jax
 import pytest
@@ -280,7 +281,9 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
     found = tuned_by(start, PAIRS, tmp_path / "tune", monkeypatch, forgetting=[elsewhere])
     jax.monitoring.unregister_event_listener(count)
     assert len(compiled_before) > 3
-    assert len(set(compiled_before[1:])) == 1  # rates and numbers of steps are arguments of what the probe has compiled
+    assert (
+        len(set(compiled_before[2:])) == 1
+    )  # rates and numbers of steps are arguments of what probe and first trial have compiled
     assert found.report["best_trial"].startswith("1_")
     assert found.sentence.startswith("better: ")
     assert found.model.run.run_dir == tmp_path / "tune/model"
@@ -336,29 +339,35 @@ def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
     assert not any("adapters" in arm for arm in trials.arms_of(str(table), has_teacher=False))  # it has no layers to adapt
 
 
-def test_a_search_in_few_updates_tries_fewer_settings_and_never_exceeds_its_time(tmp_path):
-    assert trials._rounds(8, 4000, 1e9) == (8, [125, 250, 500, 1000])
-    assert trials._rounds(8, 4000, 100) == (8, [12, 24, 48, 96])  # four epochs of few pairs
-    assert trials._rounds(8, 63, 1e9) == (2, [15, 30])
-    assert trials._rounds(8, 0, 1e9) == (1, [1])
-    for arms, updates in itertools.product(range(1, 11), (10, 63, 100, 333, 10_000)):
-        count, steps = trials._rounds(arms, updates, 1e9)
-        left, made = count, 0
+ONE_MINES = [{}, {}, {"negatives": "mined"}, {}]
+
+
+def test_a_search_in_little_time_tries_fewer_settings_among_fewer_documents_and_never_exceeds_its_time(tmp_path):
+    small, large = trials.Sizes(8, 80, 100, 30), trials.Sizes(64, 16_000, 20_000, 500)
+    assert trials._rounds([{}] * 8, 1e6, small) == (8, [5, 10, 20, 40], 5000)  # four epochs of few pairs
+    assert trials._rounds([{}] * 8, 1e6, large) == (8, [125, 250, 500, 1000], 5000)
+    assert trials._rounds([{}] * 8, 20_000, large) == (1, [234], 3333)  # two would have less than half an epoch
+    assert trials._rounds([{}] * 8, -1, large) == (1, [1], 500)
+    for num_arms, pairs, sizes in itertools.product(range(1, 5), (2e4, 5e4, 1e5, 1e6), (small, large)):
+        count, steps, docs = trials._rounds(ONE_MINES[:num_arms], pairs, sizes)
+        left, models, made, searches = count, 5, 0, 1 if count > 2 else 0
         for one in steps:
-            made, left = made + left * one, -(-left // 2)
+            made, models = made + left * one * sizes.batch_size, models + left
+            searches += min(left, count > 2) * ((one - 1) // tuning.mined_every(one))
+            left = -(-left // 2)
         assert left == 1
-        assert made <= updates
-        assert steps[0] >= 10
+        assert made + (models * docs + searches * sizes.docs) / 4 <= pairs
+        assert count == 1 or steps[-1] * sizes.batch_size >= sizes.pairs / 2
+        assert sizes.judged <= docs <= 5000
 
     def probe(run_dir, arm, steps):
         run_dir.mkdir()
         (run_dir / "metrics.jsonl").write_text(json.dumps({"step": steps, "pairs_per_second": 2.6, **arm}) + "\n")
 
-    with pytest.warns(
-        UserWarning, match="30 minutes are 73 updates of 64 pairs on this device, so 2 of 8 settings are tried; more"
-    ):
-        plan = trials._plan(tmp_path, probe, {"minutes": 30.0}, trials.ARMS, 64, 752)
-    assert (len(plan["arms"]), plan["steps"]) == (2, [15, 30])
+    said = r"60 minutes: 1 of 8 settings, the last in 10\d updates, scored among 1,5\d\d documents; an epoch .* takes 102.6 minutes"
+    with pytest.warns(UserWarning, match=said):
+        plan = trials._plan(tmp_path, probe, {"minutes": 60.0}, trials.ARMS, large, time.monotonic())
+    assert (len(plan["arms"]), len(plan["steps"])) == (1, 1)
 
 
 @pytest.mark.soak
