@@ -295,6 +295,27 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     return {"grid": found}
 
 
+def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """The held-out scores of a small table, by rate and updates; other questions of training judge, at most 500, the test split is not read."""
+    import de_jax
+
+    rng = np.random.default_rng(seed)
+    rows = _rows(args.out_dir / "data" / f"{of_set}.csv")
+    asked = list(dict.fromkeys(row["query"] for row in rows))
+    judging = {asked[place] for place in rng.permutation(len(asked))[: min(500, len(asked) // 4)]}
+    questions = args.out_dir / "data" / f"asked_{of_set}.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows if row["query"] in judging), encoding="utf-8")
+    others = [row for row in rows if row["query"] not in judging]
+    pairs = [others[place] for place in rng.permutation(len(others))[:800]]
+    found: dict[str, Any] = {}
+    for steps, rate in itertools.product((13, 25, 50, 100), args.rates or (2e-5, 5e-5)):
+        run_dir = args.out_dir / "runs" / f"small-{of_set}-{rate:g}-{steps}"
+        settings: dict[str, Any] = {"learning_rate": rate, "num_steps": steps, "max_doc_length": 128, "questions": questions}
+        found[f"{rate:g}, {steps} updates"] = de_jax.fine_tune(args.model, pairs, run_dir=run_dir, seed=seed, **settings).scores
+        outputs.write_json(args.out_dir / "grid" / f"small-{of_set}.json", found)
+    return {"grid": found}
+
+
 def _documents(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     """Training on the test split's documents alone, without questions; beside BM25."""
     import de_jax
@@ -324,6 +345,7 @@ JOBS = {
     "noisy": _noisy,
     "few": _few,
     "grid": _grid,
+    "small": _small,
     "documents": _documents,
 }
 
