@@ -296,7 +296,7 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 
 
 def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
-    """The held-out scores of a small table, by rate and updates; other questions of training judge, at most 500, the test split is not read."""
+    """The held-out scores of a small table, by rate and updates; other questions of training judge, and no test split is read."""
     import de_jax
 
     rng = np.random.default_rng(seed)
