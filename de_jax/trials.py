@@ -103,8 +103,8 @@ def tune(
         model, pairs, max_query_length, max_doc_length, batch_size, columns, questions, skip_bad_rows, seed: as of `fine_tune`.
             Documents alone, without questions, are trained on once, as nothing could choose or judge.
         run_dir: gets the trials, the plan, `report.json` and, if it is better, the tuned model in `model/`.
-        minutes: for all but `forgetting`, by the speed of 10 updates. Where they are few, held-out queries are scored among
-            fewer documents, and fewer settings are tried, so that a trial has 10 updates and the last one half an epoch.
+        minutes: for all but `teacher` and `forgetting`, by the speed of 10 updates. Where they are few, queries are scored among
+            fewer documents, and fewer settings are tried: one, where the last of several would have less than half an epoch.
         trials: how many settings are tried at most: 8, with a teacher 10.
         teacher: as of `fine_tune`; some trials learn from it.
         forgetting: BEIR folders with a test split, on which start and choice are compared too.
@@ -113,7 +113,7 @@ def tune(
     Raises:
         InputError: as of `fine_tune`, or too few held-out queries.
     """
-    folder, source, began = Path(addresses.local(run_dir)), source_of(model), time.monotonic()
+    folder, source = Path(addresses.local(run_dir)), source_of(model)
     arms = arms_of(source, has_teacher=bool(teacher))
     if trials > len(arms):
         raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
@@ -139,7 +139,7 @@ def tune(
         trial = functools.partial(_trial, source, data)
         sizes = Sizes(options.batch_size, num_pairs, len(opened.texts.doc_store.ids) if opened.texts else 0, len(judged))
         probe = functools.partial(trial, dataclasses.replace(options, dev_max_docs=0))
-        plan = _plan(folder, probe, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], sizes, began)
+        plan = _plan(folder, probe, {**asked, "pairs": opened.fingerprints[""]}, arms[:trials], sizes)
         options = dataclasses.replace(options, dev_max_docs=plan["docs"])
         scored = _trials(folder, functools.partial(trial, options), plan)
         return _judged(folder, source, *_enough(data(options=options, share=Share())), scored, forgetting)
@@ -199,12 +199,11 @@ class Sizes(NamedTuple):
     judged: int  # that held-out queries are scored among at least
 
 
-def _plan(
-    folder: Path, probe: Callable[..., None], asked: Mapping[str, Any], arms: Sequence[dict[str, Any]], sizes: Sizes, began: float
-) -> dict[str, Any]:
+def _plan(folder: Path, probe: Callable[..., None], asked: Mapping[str, Any], arms: Sequence[Any], sizes: Sizes) -> dict[str, Any]:
     """The arms and the updates of a trial in each round; written before the first trial, and kept for the same call."""
     path = folder / PLAN_FILE
     if not path.is_file():
+        began = time.monotonic()
         probe(folder / "probe", arms[0], PROBE_STEPS)
         logged = run_log.read_metrics(folder / "probe" / run_log.METRICS_FILE)
         per_second = [line["pairs_per_second"] for line in logged if "pairs_per_second" in line][-1]
@@ -230,7 +229,7 @@ def _rounds(arms: Sequence[dict[str, Any]], time_of: float, sizes: Sizes) -> tup
         first = bisect.bisect_right(range(1, 10**6), left, key=longer)
         if first >= FEWEST_STEPS and first * 2 ** (len(alive) - 1) >= LEAST_EPOCHS * epoch:
             break
-    first = max(1, int(min(first, MOST_EPOCHS * epoch / 2 ** (len(alive) - 1))))
+    first = max(1, int(min(max(first, FEWEST_STEPS), MOST_EPOCHS * epoch / 2 ** (len(alive) - 1))))
     return count, [first * 2**place for place in range(len(alive))], docs
 
 

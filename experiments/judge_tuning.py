@@ -296,7 +296,7 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 
 
 def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
-    """The held-out scores of a small table, by rate and updates; other questions of training judge, and no test split is read."""
+    """The held-out scores of a part of the table, by rate and updates; other questions of it judge, and no test split is read."""
     import de_jax
 
     rng = np.random.default_rng(seed)
@@ -306,13 +306,18 @@ def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     questions = args.out_dir / "data" / f"asked_{of_set}.jsonl"
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows if row["query"] in judging), encoding="utf-8")
     others = [row for row in rows if row["query"] not in judging]
-    pairs = [others[place] for place in rng.permutation(len(others))[:800]]
+    pairs = [others[place] for place in rng.permutation(len(others))[: args.pairs]]
     found: dict[str, Any] = {}
-    for steps, rate in itertools.product((13, 25, 50, 100), args.rates or (2e-5, 5e-5)):
-        run_dir = args.out_dir / "runs" / f"small-{of_set}-{rate:g}-{steps}"
-        settings: dict[str, Any] = {"learning_rate": rate, "num_steps": steps, "max_doc_length": 128, "questions": questions}
+    for steps, rate in itertools.product(args.steps, args.rates or (2e-5, 5e-5)):
+        run_dir = args.out_dir / "runs" / f"small-{of_set}-{args.pairs}-{rate:g}-{steps}"
+        settings: dict[str, Any] = {
+            "learning_rate": rate,
+            "num_steps": steps,
+            "max_doc_length": args.length,
+            "questions": questions,
+        }
         found[f"{rate:g}, {steps} updates"] = de_jax.fine_tune(args.model, pairs, run_dir=run_dir, seed=seed, **settings).scores
-        outputs.write_json(args.out_dir / "grid" / f"small-{of_set}.json", found)
+        outputs.write_json(args.out_dir / "grid" / f"small-{of_set}-{args.pairs}.json", found)
     return {"grid": found}
 
 
@@ -399,6 +404,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="what all arms start from")
     parser.add_argument("--teacher", help="of the arm `taught`")
     parser.add_argument("--rates", type=float, nargs="+", default=[], help="of the arm `grid`, in place of its settings")
+    parser.add_argument("--pairs", type=int, default=800, help="of the arm `small`, as are --steps and --length")
+    parser.add_argument("--steps", type=int, nargs="+", default=[13, 25, 50, 100])
+    parser.add_argument("--length", type=int, default=128, help="tokens of a document")
     parser.add_argument("--out_dir", type=Path, required=True)
     parser.add_argument("--job", help="run one job, such as fine_tune-medquad-0")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), help="kinds of jobs; default all")
