@@ -46,7 +46,7 @@ LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8  # where `batch_size` is not set; a
 RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10  # where it is not set; a token's vector is in few of the batches
 LEAST_LENGTH = 512  # tokens that a model still reads where training needs fewer; more would take memory for one long text
 MINED_TIMES, MINED_APART = 4, 50  # how often a run mines, and the least updates between; each time encodes all documents
-SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 200, 10, "teacher"
+FEWEST_STEPS, SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 50, 200, 10, "teacher"
 
 
 @checked
@@ -59,7 +59,7 @@ def fine_tune(
     negatives: Literal["mined", "bm25"] | None = None,
     adapters: Literal["lora"] | None = None,
     teacher: str | Path | Model | None = None,
-    epochs: PositiveFloat = 1,
+    epochs: PositiveFloat | None = None,
     num_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     learning_rate: PositiveFloat | None = None,
@@ -85,8 +85,7 @@ def fine_tune(
         adapters: "lora" trains low-rank adapters of attention and leaves the rest as it is.
         teacher: a better model, whose similarities of a query and the batch's documents are learned beside the pairs; see
             `kl_distillation`. Of documents alone, it also has to find a query's document.
-        epochs: passes over the pairs.
-        num_steps: updates, in place of `epochs`.
+        epochs, num_steps: passes over the pairs, or updates in their place; by default one pass, and 50 updates at least.
         batch_size: pairs of an update; by default 64, less where an epoch would have under 8 batches; a multiple of the devices.
         learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 5e-2.
         temperature: of the loss.
@@ -116,7 +115,7 @@ def fine_tune(
     if teacher:
         teach(options, source_of(teacher), data, local / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")
-    steps = num_steps or max(1, round(epochs * num_pairs / options.batch_size))
+    steps = num_steps or max(1 if epochs else FEWEST_STEPS, round((epochs or 1) * num_pairs / options.batch_size))
     rate = learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1)
     method: dict[str, Any] = {"loss": loss_of(loss, temperature, has_teacher=bool(teacher)), "negatives": negatives}
     train(recipe_of(source, data, options, num_steps=steps, learning_rate=rate, adapters=adapters, **method), local)

@@ -326,6 +326,15 @@ def test_a_model_reads_as_much_as_before_though_training_needs_less(start, tmp_p
     assert source["documents"]["cut_at"] == 16
 
 
+def test_a_small_table_has_fifty_updates_unless_passes_are_given(start, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(tuning, "train", lambda recipe, run_dir: steps.append(recipe.optimization.num_steps))
+    monkeypatch.setattr(tuning, "load", lambda run_dir: None)
+    for given in ({}, {"epochs": 1}, {"epochs": 9}, {"num_steps": 3}):
+        de_jax.fine_tune(start, PAIRS[:80], run_dir=tmp_path / "run", batch_size=8, dev_fraction=0.0, **given)
+    assert steps == [50, 10, 90, 3]
+
+
 def test_a_static_model_learns_at_its_own_rates(start, tmp_path):
     table = tiny_run.write_run(tmp_path, steps=(1,), is_static=True)
     sizes = {name: value for name, value in FAST.items() if name != "learning_rate"}
