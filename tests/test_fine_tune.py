@@ -245,7 +245,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("beside", often(BESIDE, "mined", "lora"))
+@pytest.mark.parametrize("beside", often(BESIDE, "mined"))
 def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path, monkeypatch):
     more = BESIDE[beside]
     monkeypatch.setattr(tuning, "MINED_APART", 15)
@@ -489,6 +489,7 @@ def test_negatives_of_another_table_or_of_a_process_at_work_are_not_taken(start,
     assert [path.name for path in folder.iterdir()] == ["000001"]
 
 
+@pytest.mark.soak
 def test_trials_share_the_negatives_of_the_start(start, tmp_path, monkeypatch):
     mined = []
     mine = lambda *of, **more: mined.append(of[0].step) or mining_run.mine_generation(*of, **more)  # noqa: E731

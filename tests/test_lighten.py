@@ -50,6 +50,7 @@ def test_a_step_takes_the_documents_embeddings_from_the_index():
     assert fields_read(softmax_over_guide, whole) == {"query", "query_id", "doc_id", "neg_doc_ids", "guide"}
 
 
+@pytest.mark.soak
 def test_documents_of_any_length_are_encoded_with_each_batch(tmp_path):
     whole = de_jax.load(tiny_run.write_run(tmp_path, steps=(1,), num_layers=2, normalize=False))
     light = de_jax.lighten(whole, PAIRS, run_dir=tmp_path / "light", layers=1, **SIZES | {"num_steps": 4})

@@ -76,7 +76,10 @@ def test_a_run_goes_on_where_its_first_negatives_are_gone(stores, pairs):
         assert next(in_a_mixture(0, iter([8, 9]))).neg_docs is not None
 
 
-@pytest.mark.parametrize("options", [{}, {"unique_in_batch": False}, {"pack": False}, {"batch_size": 20}])
+IN_THE_SOAK = [pytest.param(options, marks=pytest.mark.soak) for options in ({"unique_in_batch": False}, {"batch_size": 20})]
+
+
+@pytest.mark.parametrize("options", [{}, {"pack": False}, *IN_THE_SOAK])
 def test_batches_from_a_later_step_equal_the_stream_across_epochs(stores, pairs, options):
     make = lambda: pair_batches(*stores, pairs, **({"batch_size": 7, "seed": 5} | options))  # noqa: E731
     stream = take(make()(0), 45)

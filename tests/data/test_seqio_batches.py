@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import smallest_towers
 from flat_settings import flat
+from often import often
 
 from benchmarks import input_throughput
 from de_jax import cli
@@ -82,7 +83,9 @@ def write_jsonl(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-@pytest.mark.parametrize("options", [{}, {"pack": True}, pytest.param({"unique_in_batch": False}, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "options", [{}, *(pytest.param(one, marks=pytest.mark.soak) for one in ({"pack": True}, {"unique_in_batch": False}))]
+)
 def test_a_task_and_the_token_stores_give_identical_batches_on_every_host_from_every_step(dataset_dir, spiece, options):
     for hosts in ({}, {"host_index": 0, "num_hosts": 2}, {"host_index": 1, "num_hosts": 2}):
         settings = BATCHING | options | hosts
@@ -512,6 +515,7 @@ def test_a_broken_file_is_named_with_its_line(kind, file, content, message, spie
     assert not list(tmp_path.glob("cache/pair_stores/t-*"))
 
 
+@pytest.mark.soak
 def test_input_throughput_compares_sources_that_give_the_same_batches(monkeypatch, capsys):
     smallest_towers.use(monkeypatch)
     sizes = ["--batch_size=4", "--num_pairs=200", "--num_batches=1", "--num_input_batches=2"]
@@ -678,8 +682,10 @@ def test_pairs_of_relevance_0_or_below_are_not_trained_on_and_counted(spiece, wi
         assert "graded: pairs of relevance 0 or below, which are no training pairs: 16." in [str(one.message) for one in told]
 
 
-@pytest.mark.parametrize("window", [0, 8])
-@pytest.mark.parametrize("grades", [(False, True), (float("nan"), 0.5)])
+GRADES = ((False, True), (float("nan"), 0.5))
+
+
+@pytest.mark.parametrize(("window", "grades"), often(itertools.product((0, 8), GRADES), (0, GRADES[1]), (8, GRADES[0])))
 def test_grades_may_be_of_any_type(spiece, window, grades, tmp_path):
     """A grade that is not a number is none above 0."""
     path, dtype = tmp_path / "pairs.jsonl", tf.as_dtype(type(grades[0]))

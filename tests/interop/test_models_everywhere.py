@@ -97,7 +97,8 @@ def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
 SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder', 'encoder', 'projection')"}
 
 
-@pytest.mark.parametrize("shared", often(SHARED, "projection"))
+@pytest.mark.soak
+@pytest.mark.parametrize("shared", SHARED)
 def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_path, capsys, shared):
     data = made[1]
     changes = {"PairsOptions__max_query_length": 12, "PairsOptions__max_doc_length": 30, "PairsOptions__dev_split": None}

@@ -86,11 +86,11 @@ def errors(query, key, value, bias, kind, segments, **settings):
 @pytest.mark.parametrize(
     ("length", "heads", "kv_heads", "head_dim", "with_bias", "settings"),
     [
-        (64, 4, 4, 32, True, {}),
+        pytest.param(64, 4, 4, 32, True, {}, marks=pytest.mark.soak),
         (41, 4, 2, 32, True, {"window": Window(5, 3)}),  # padded to whole tiles
         (48, 6, 2, 64, False, {"window": Window(FAR, 0), "cap": 2.0}),
         (768, 2, 1, 32, False, {"window": Window(200, 0)}),  # three blocks, of which some see no others
-        (640, 2, 2, 64, True, {"cap": 3.0}),
+        pytest.param(640, 2, 2, 64, True, {"cap": 3.0}, marks=pytest.mark.soak),
         (41, 4, 4, 16, True, {"drop": HashedDropout(jnp.arange(7, 9, dtype=jnp.uint32), 20_000)}),
         (640, 4, 2, 64, False, {"window": Window(30, 9), "drop": HashedDropout(jnp.arange(7, 9, dtype=jnp.uint32), 20_000)}),
     ],
