@@ -263,7 +263,7 @@ class Columns:
     Attributes:
         columns: the table's columns for query, doc, neg_docs, ..., such as query=question.
         header: comma-separated columns, for a file without a header line.
-        split: split of a datasets folder or of the hub.
+        split: split of a BEIR or datasets folder, or of the hub.
         subset: subset of a data set on the hub.
         skip_bad_rows: skip and count unusable rows instead of refusing them.
     """

@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -119,6 +120,7 @@ def _filled(path: str) -> str:
 def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     freed_memory.keep()
+    warnings.formatwarning = lambda message, *place: f"{message}\n"
     try:
         import_asked_for()
         answer_libtpu()

@@ -349,8 +349,8 @@ def _inner(hint: Any) -> Any:
 def _by_name(flag: str, values: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for argument in values:
-        name, _, value = argument.partition("=")
-        if not name or not value or name in found:
+        name, separator, value = argument.partition("=")  # an empty value is one: label= takes a column for no label
+        if not name or not separator or name in found:
             raise InputError(f"--{flag} has {argument!r}; give each name once, as name=value.")
         found[name] = value
     return found

@@ -94,11 +94,11 @@ def load(
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
     check_value("backend", backend, Backend)
+    check_value("doc_fields", doc_fields, Sequence[FieldName] | None)
     if not isinstance(source, str | Path) or source == "":
         raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
     for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
-        if not isinstance(prompt, str | None):
-            raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
+        check_value(name, prompt, str | None)
     mesh = sharding.make_mesh(devices=_chosen(devices))
     own: dict[str, Any] = {"pooling": pooling, "tokenizer": tokenizer, "special_tokens": special_tokens}
     own |= {"query_prompt": query_prompt, "doc_prompt": doc_prompt, "doc_fields": doc_fields}
@@ -443,9 +443,10 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
         raise InputError(f"texts is {type(texts).__name__}; give a str, or a list, a column or other str in a fixed order.")
     for place, text in enumerate(texts):
         if isinstance(text, Mapping) and {"text"} <= text.keys() <= {"url", "title", "text"}:
-            text = document(**{"title": "", **text})
+            fields = {"title": "", **{name: "" if value is None else value for name, value in text.items()}}
+            text = document(**fields) if all(isinstance(value, str) for value in fields.values()) else text
         if not isinstance(text, str):
-            raise InputError(f"the text in place {place} is {text!r:.60} ({type(text).__name__}); give str.")
+            raise InputError(f"the text in place {place} is {text!r:.60} ({type(text).__name__}); give str, or {{title, text}}.")
         if not text.isascii():
             try:
                 text.encode()

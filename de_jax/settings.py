@@ -254,7 +254,6 @@ def shown(value: Any) -> str:
 
 
 LOCAL = "a path, or an address gs:// or s3://, because other addresses are not read"
-"""The kind of a path."""
 
 
 def _local(value: Any, hint: Any) -> Any:

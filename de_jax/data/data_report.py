@@ -67,7 +67,7 @@ def _counted(
     lengths: dict[str, list[int]] = {name: [] for name in seen}
     ids: dict[str, set[tuple[bytes, str]]] = {name: set() for name in seen}
     scripts: collections.Counter[str] = collections.Counter()
-    relevant: set[bytes] = set()
+    relevant: collections.Counter[bytes] = collections.Counter()
     irrelevant: set[bytes] = set()
     num_negatives: list[int] = []
 
@@ -92,11 +92,12 @@ def _counted(
         add("documents", [text], [name])
     spread = {side: np.array(of_side, np.int64) for side, of_side in lengths.items()}
     counts = {
-        "pairs": len(relevant),
+        "pairs": relevant.total(),
+        "distinct_pairs": len(relevant),
         "queries": len(seen["queries"]),
         "documents": len(seen["documents"]),
         "ids_of_equal_texts": {side: len(known) - len({key for key, _ in known}) for side, known in ids.items()},
-        "relevant_and_negative": len(relevant & irrelevant),
+        "relevant_and_negative": len(relevant.keys() & irrelevant),
         "negatives": negative_counts(np.array(num_negatives, np.int64)),
         "lengths": {side: quantiles(of_side) for side, of_side in spread.items()},
         "scripts": {name: round(number / scripts.total(), 4) for name, number in scripts.most_common(8)},

@@ -102,8 +102,10 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
         if not any(grade > 0 for grade in grades.values()):  # then -2 counts as -1 in every measure, and trec_eval crashes at it
             grades = {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
         of_numbers[str(number)] = grades
+    of_results = {measure for _, measure in parsed if measure.NAME == "Judged"}  # a share of them, which there may be none of
+    asked = [({measure for _, measure in parsed} - of_results, run), (of_results, {one: docs for one, docs in run.items() if docs})]
     try:
-        found = list(ir_measures.iter_calc({measure for _, measure in parsed}, of_numbers, run))
+        found = [one for own, ranked in asked if own for one in ir_measures.iter_calc(own, of_numbers, ranked)]
     except Exception as error:  # the evaluators' own errors have no common base
         raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave such measures out.") from None
     values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}

@@ -29,8 +29,7 @@ VERDICT_FILE, QUERIES_FILE = "verdict.json", "dev_scores.json"
 MEASURE, NAME = "nDCG@10", "ndcg@10"
 MOST_RESEMBLING = 0.7
 """Held-out queries that share more of their three-word sequences with a training query are left out of a verdict."""
-POWER = 0.8
-LEAST = 6
+POWER, LEAST = 0.8, 6
 """Of fewer questions no paired permutation test has p below .05: the signs of 5 differences agree by chance in 2 of 32 cases."""
 
 Scores = dict[str, float]

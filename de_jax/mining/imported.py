@@ -123,7 +123,7 @@ def from_ranking(
 def _some(lines: Iterable[Mined], target: Target) -> list[Mined]:
     found = [line for line in lines if line.neg_doc_ids]
     if not found:
-        raise InputError(f"there is no negative for any training pair of {target.name}; check that both are of the same texts.")
+        raise InputError(f"no training pair of {target.name} gets a negative; the table marks none as such, or is of other texts.")
     return found
 
 

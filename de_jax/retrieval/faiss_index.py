@@ -218,7 +218,7 @@ def index_builder(options: IndexSettings = ON_CPU) -> IndexBuilder:
         trial = _new_index(choice, dim=768)
     except InputError as error:
         if "could not parse" in str(error):  # any other refusal may be due to the dimensions, not known yet
-            raise
+            raise InputError(str(error).replace(" of 768 dimensions", "")) from None
     else:
         _check_empty(trial, choice, options)
     return functools.partial(_kept, choice, options)
@@ -246,12 +246,14 @@ def _kept(
     saved = folder / f"index-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     if not saved.exists():
         of_new = dataclasses.replace(options, nprobe=None, ef_search=None)
-        if options.faiss_on_disk:
-            FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
-        else:
-            filled = _filling(embeddings, ids, factory, of_new).in_memory()
-            FaissIndex(filled, ids, factory, ON_CPU).save(saved)
-            del filled  # before it is loaded
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* visits " if options.nprobe else "$")  # which is set when it is loaded
+            if options.faiss_on_disk:
+                FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
+            else:
+                filled = _filling(embeddings, ids, factory, of_new).in_memory()
+                FaissIndex(filled, ids, factory, ON_CPU).save(saved)
+                del filled  # before it is loaded
     return FaissIndex.load(saved, options=options)
 
 

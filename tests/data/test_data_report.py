@@ -32,7 +32,8 @@ def test_a_table_is_counted_with_what_is_left_out_of_it():
     expected = {
         "rows": 6,
         "rows_left_out": 1,
-        "pairs": 4,
+        "pairs": 5,
+        "distinct_pairs": 4,
         "queries": 3,
         "documents": 6,
         "ids_of_equal_texts": {"queries": 0, "documents": 1},
@@ -97,7 +98,7 @@ def test_the_command_prints_and_draws_the_report(tmp_path, capsys):
     cli.call("analyse data", [str(tmp_path / "qa.jsonl"), "--columns", "neg_docs=negative", f"--out_dir={tmp_path / 'report'}"])
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "report" / "data_report.json").read_text())
-    assert (report["pairs"], report["unit"]) == (4, "words")
+    assert (report["pairs"], report["distinct_pairs"], report["unit"]) == (5, 4, "words")
     assert (tmp_path / "report" / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -5,6 +5,7 @@ import ir_measures
 import numpy as np
 import pytest
 
+from de_jax.evaluation import metrics
 from de_jax.evaluation.metrics import (
     deepest,
     default_depth,
@@ -105,6 +106,16 @@ def test_measures_equal_loops_on_random_rankings():
 def test_the_order_of_the_ranking_decides_between_equal_scores(rows):
     found = evaluate(ranking_of(rows, [[0.5, 0.5, 0.5]]), ["q"], list("abc"), {"q": {"a": 1}})
     assert found["mrr@10"] == pytest.approx(1 / (rows[0].index(0) + 1))
+
+
+def test_the_share_of_judged_results_is_that_of_ir_measures_where_a_query_has_none():
+    qrels, results = {"1": {"a": 1}, "2": {"a": 1, "b": 2}}, {"1": {"a": 2.0, "c": 1.0}}
+    names = ["Judged@10", "nDCG@10", "AP", "NumRel"]
+    found = metrics.means(metrics.score_results(results, qrels, measures=names))
+    measures = [ir_measures.parse_measure(name) for name in names]
+    peer = ir_measures.calc_aggregate(measures, qrels, results)
+    expected = [peer[measure] for measure in measures[:3]]
+    assert [*found.values()] == pytest.approx([*expected, 3 / 2])  # which theirs sums up
 
 
 def test_a_query_without_results_counts_zero_and_one_without_judgements_does_not_count():

@@ -377,9 +377,10 @@ def test_a_choice_that_depends_on_the_dimensions_is_left_to_building():
     assert (build(docs, names(300)).search(docs[:2], 3).doc_rows >= 0).all()
 
 
-def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch):
+def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch, recwarn):
     docs, ids = small_integers(np.random.default_rng(0), 90), names(90)
     first = index_builder(IndexSettings("IVF4,Flat", nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)
+    assert not [one for one in recwarn if "visits" in str(one.message)]  # as nprobe is given
     with monkeypatch.context() as patched:
         patched.setattr(FaissIndex, "build", None)
         again = index_builder(IndexSettings("IVF4,Flat", nprobe=4))(docs, ids, tmp_path).search(docs[:5], 10)

@@ -99,6 +99,14 @@ def test_what_is_missing_or_wrong_is_said_before_anything_is_written(qa, trained
         assert not (tmp_path / "out").exists()
 
 
+def test_a_column_may_be_named_for_nothing(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("query,positive,negative,label\nwho,me,you,3.5\nhow,so,or,2.5\n")
+    argv = [tmp_path / "a.csv", "--format=beir", f"--out_dir={tmp_path / 'data'}", "--columns", "label=", "score=label"]
+    assert printed_by("import pairs", argv, capsys)["train_pairs"] == 2
+    with pytest.raises(InputError, match="--columns has 'label'; give each name once, as name=value"):
+        cli.call("import pairs", [*map(str, argv[:-2]), "label"])
+
+
 def test_bad_rows_are_counted_on_request(tmp_path, capsys):
     path = written_tables.write(tmp_path / "a.tsv", "a\tb\n\tc\nd\te\n")
     argv = [path, "--header=query,positive", "--format=beir", f"--out_dir={tmp_path / 'out'}"]
@@ -204,5 +212,5 @@ def test_negatives_that_are_no_documents_are_refused_or_counted(data, tmp_path, 
     }  # fmt: skip
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([["anchor", "positive", "negative"], ["who?", "me", ROWS[1]["Answer"]]])
-    with pytest.raises(InputError, match="there is no negative for any training pair of"):
+    with pytest.raises(InputError, match=r"no training pair of .* gets a negative; the table marks none"):
         cli.call("import negatives", list(map(str, flags)))
