@@ -43,7 +43,7 @@ from de_jax.types import InputError, LossFn
 
 BY_NAME: dict[str, Callable[..., Any]] = {one.__name__: one for one in (losses.in_batch_softmax, losses.samtone, losses.pair)}
 LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8  # where `batch_size` is not set; an epoch has at least so many batches
-RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 2e-5, 5e-2, 10  # where it is not set; a token's vector is in few of the batches
+RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 5e-5, 5e-2, 4  # where it is not set; a token's vector is in few of the batches
 LEAST_LENGTH = 512  # tokens that a model still reads where training needs fewer; more would take memory for one long text
 MINED_TIMES, MINED_APART = 4, 50  # how often a run mines, and the least updates between; each time encodes all documents
 FEWEST_STEPS, SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 50, 200, 10, "teacher"
@@ -87,7 +87,7 @@ def fine_tune(
             `kl_distillation`. Of documents alone, it also has to find a query's document.
         epochs, num_steps: passes over the pairs, or updates in their place; by default one pass, and 50 updates at least.
         batch_size: pairs of an update; by default 64, less where an epoch would have under 8 batches; a multiple of the devices.
-        learning_rate: the peak, after a tenth of the updates; by default 2e-5, with adapters 2e-4, of a static model 5e-2.
+        learning_rate: the peak, after a tenth of the updates; by default 5e-5, with adapters 2e-4, of a static model 5e-2.
         temperature: of the loss.
         max_query_length, max_doc_length: tokens; by default training reads what 99 % of the texts need, and the model as many as
             before, beyond 512 only if training does.
