@@ -296,8 +296,12 @@ def _grid(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 
 
 def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
-    """The held-out scores of a part of the table, by rate and updates; other questions of it judge, and no test split is read."""
+    """The held-out scores of a part of the table, by rate and updates; other questions of it judge, and no test split is read.
+
+    Each rate after the first is compared with the first at as many updates, paired by question.
+    """
     import de_jax
+    from de_jax.evaluation import significance, verdict
 
     rng = np.random.default_rng(seed)
     rows = _rows(args.out_dir / "data" / f"{of_set}.csv")
@@ -308,7 +312,8 @@ def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     others = [row for row in rows if row["query"] not in judging]
     pairs = [others[place] for place in rng.permutation(len(others))[: args.pairs]]
     found: dict[str, Any] = {}
-    for steps, rate in itertools.product(args.steps, args.rates or (2e-5, 5e-5)):
+    rates, by_query = args.rates or (2e-5, 5e-5), {}
+    for steps, rate in itertools.product(args.steps, rates):
         run_dir = args.out_dir / "runs" / f"small-{of_set}-{args.pairs}-{rate:g}-{steps}"
         settings: dict[str, Any] = {
             "learning_rate": rate,
@@ -316,7 +321,14 @@ def _small(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
             "max_doc_length": args.length,
             "questions": questions,
         }
-        found[f"{rate:g}, {steps} updates"] = de_jax.fine_tune(args.model, pairs, run_dir=run_dir, seed=seed, **settings).scores
+        own = de_jax.fine_tune(args.model, pairs, run_dir=run_dir, seed=seed, **settings).scores
+        by_query[steps, rate] = verdict.of_queries(run_dir)[""]["after"]
+        if rate != rates[0]:
+            differences = significance.paired_differences(by_query[steps, rate], by_query[steps, rates[0]])
+            middle, half = float(differences.mean()), significance.half_width(differences.tolist())
+            p = significance.permutation_test(differences)
+            own |= {"beside_first_rate": [round(value, 5) for value in (middle, middle - half, middle + half, p)]}
+        found[f"{rate:g}, {steps} updates"] = own
         outputs.write_json(args.out_dir / "grid" / f"small-{of_set}-{args.pairs}.json", found)
     return {"grid": found}
 

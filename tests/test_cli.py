@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import typing
+import warnings
 
 import pytest
 
@@ -119,6 +120,12 @@ def test_old_names_are_aliases_that_say_so(monkeypatch, capsys):
     said, error = err.splitlines()
     assert said == "de-jax evaluate_beir is now de-jax evaluate beir; the old name goes with the next release."
     assert error == "error: --dataset_dir or --dataset_dirs is missing; give one."
+
+
+def test_a_warning_of_a_command_is_its_sentence_alone(monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    printed(monkeypatch, capsys, "--version")
+    assert warnings.formatwarning("rows left out: 1.", UserWarning, "outputs.py", 368) == "rows left out: 1.\n"
 
 
 def test_the_version_is_the_packages(monkeypatch, capsys):

@@ -428,6 +428,12 @@ def test_what_is_no_text_is_refused_by_its_place(texts, sentence, sde):
         sde.encode_query(texts)
 
 
+@pytest.mark.parametrize("fields", ["text", ("title", "body"), 3])
+def test_other_fields_of_documents_are_refused_before_a_text_is_read(folders, fields):
+    with pytest.raises(InputError, match=r"^doc_fields(\[1\])? is "):
+        de_jax.load(folders["sde"], doc_fields=fields)
+
+
 def test_a_field_of_a_document_may_be_none(sde):
     found = sde.encode_document([{"title": "red", "text": None}, {"title": None, "text": "fox", "url": None}])
     np.testing.assert_array_equal(found, sde.encode_document(["red", "fox"]))

@@ -30,7 +30,7 @@ MEASURE, NAME = "nDCG@10", "ndcg@10"
 MOST_RESEMBLING = 0.7
 """Held-out queries that share more of their three-word sequences with a training query are left out of a verdict."""
 POWER, LEAST = 0.8, 6
-"""Of fewer questions no paired permutation test has p below .05: the signs of 5 differences agree by chance in 2 of 32 cases."""
+"""With fewer questions than `LEAST`, 5 for example, all signs of differences agree by chance in 2 of 32 cases: p is above .05."""
 
 Scores = dict[str, float]
 """nDCG@10 by query id."""

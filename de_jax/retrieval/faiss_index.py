@@ -247,7 +247,7 @@ def _kept(
     if not saved.exists():
         of_new = dataclasses.replace(options, nprobe=None, ef_search=None)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* visits " if options.nprobe else "$")  # which is set when it is loaded
+            warnings.filterwarnings("ignore", ".* visits ")  # `index_builder` has said it of these options
             if options.faiss_on_disk:
                 FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
             else:
