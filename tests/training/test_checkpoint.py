@@ -281,6 +281,15 @@ def test_whatever_orbax_says_of_a_full_disk_the_system_s_words_are_told(intact, 
     assert checkpoint._reason(ValueError(f"Not found: x {SPEC}")) == "Not found: x"
 
 
+def test_what_is_missing_at_the_end_does_not_hide_the_first_fault(monkeypatch, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", lambda: Path("/dev/full").write_text("x"))
+    monkeypatch.setattr(checkpoints._manager, "close", lambda: os.stat(tmp_path / "removed"))
+    for ends in (checkpoints.wait, checkpoints.close):
+        with pytest.raises(InputError, match=r"\(No space left on device\); complete ones there: none"):
+            ends()
+
+
 @pytest.mark.parametrize("num_bytes", [0, pytest.param(12288, marks=pytest.mark.soak), 1 << 19])
 def test_full_disk_is_told_one_update_later_and_leaves_the_last_good_checkpoint_alone(small_disk, num_bytes):
     size = 512  # random numbers, so that they do not compress: 2 MiB a state

@@ -55,7 +55,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, keep: int | None = None) -> None:
         self.folder = Path(folder).absolute()
-        self._keep = keep
+        self._keep, self._fault = keep, ""
         self._is_writer = keep is not None and distributed.is_first()
         if self._is_writer:
             outputs.check_writable(self.folder)
@@ -174,8 +174,7 @@ class Checkpoints:
             return
         outputs.remove_leftovers(self.folder)
         for _ in range(_REMOVALS):
-            unfinished = list(self.folder.glob(UNFINISHED))
-            if not unfinished:
+            if not (unfinished := list(self.folder.glob(UNFINISHED))):
                 return
             for folder in unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -212,8 +211,9 @@ class Checkpoints:
         except (ValueError, OSError) as error:
             self._remove_unfinished()
             kept = ", ".join(map(str, self.steps())) or "none"
+            self._fault = self._fault or _reason(error)  # a later one is that what was removed is missing
             raise InputError(
-                f"a checkpoint cannot be written to {self.folder} ({_reason(error)}); complete ones there: {kept}. "
+                f"a checkpoint cannot be written to {self.folder} ({self._fault}); complete ones there: {kept}. "
                 "Once that is fixed, repeat the command to continue from the newest."
             ) from error
 
