@@ -77,7 +77,7 @@ def _jobs() -> list[str]:
     kinds += [f"{kind}-{one}-{seed}" for seed, one, kind in itertools.product(SEEDS[1:], SETS, ("fine_tune", "peer"))]
     kinds += [f"{kind}-medquad-{seed}" for seed, kind in itertools.product(SEEDS, ("noisy", "few"))]
     kinds += [f"grid-{one}-0" for one in SETS]
-    causes = ("taught-scifact", "one_direction-tldr-pages", "whole-tldr-pages")
+    causes = ("taught-scifact", "one_direction-tldr-pages", "whole-tldr-pages", *(f"same_rate_peer-{one}" for one in SETS))
     kinds += [f"{job}-{seed}" for seed, job in itertools.product(SEEDS, causes)]
     return kinds + [f"tune-{one}-{seed}" for seed, one in itertools.product(SEEDS[1:], SETS)]
 
@@ -202,7 +202,7 @@ def _whole(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     return _fine_tune(args, of_set, seed, arm="whole", questions=str(questions))
 
 
-def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+def _peer(args: argparse.Namespace, of_set: str, seed: int, *, rate: float = 2e-5) -> dict[str, Any]:
     """sentence-transformers' trainer as its documentation shows it; the model is scored by this library, as all are."""
     import torch
     from datasets import Dataset
@@ -214,12 +214,12 @@ def _peer(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
 
     rows = _rows(args.out_dir / "data" / f"{of_set}.csv")
     model = SentenceTransformer(args.model, device="cuda" if torch.cuda.is_available() else "cpu")
-    folder = args.out_dir / "runs" / f"peer-{of_set}-{seed}"
+    folder = args.out_dir / "runs" / f"peer-{rate:g}-{of_set}-{seed}"
     settings = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=1,
         per_device_train_batch_size=BATCH_SIZE,
-        learning_rate=2e-5,
+        learning_rate=rate,
         warmup_steps=len(rows) // BATCH_SIZE // 10,
         bf16=torch.cuda.is_available(),  # most CPUs would emulate it
         batch_sampler=BatchSamplers.NO_DUPLICATES,
@@ -357,6 +357,7 @@ JOBS = {
     "one_direction": _one_direction,
     "whole": _whole,
     "peer": _peer,
+    "same_rate_peer": functools.partial(_peer, rate=5e-5),
     "tune": _tune,
     "shuffled": _shuffled,
     "noisy": _noisy,
@@ -384,7 +385,7 @@ def _report(out_dir: Path) -> dict[str, Any]:
             "seeds": [round(mean, 5) for mean in means],
             "mean": round(statistics.fmean(means), 5),
         }
-        for beside in ("start", "peer", "fine_tune"):
+        for beside in ("start", "peer", "same_rate_peer", "fine_tune"):
             if beside != kind and (of_set, beside) in scores:
                 mine, theirs = (significance.mean_over_seeds(scores[of_set, name]) for name in (kind, beside))
                 differences = significance.paired_differences(mine, theirs)
