@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import jax
+import often
 import pytest
 import timing
 from jaxtyping import config as jaxtyping_config
@@ -98,6 +99,15 @@ def freed_memory_is_returned():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(freed_memory, "keep", lambda: None)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Before `-m` and `-k` choose."""
+    for item in items:
+        if item.nodeid.startswith(often.ONLY_IN_CI) and not item.get_closest_marker("soak"):
+            item.add_marker("soak")
+            item.add_marker("short_soak")
 
 
 def pytest_collection_finish():

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from often import ONLY_IN_CI
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,7 +55,8 @@ def main(argv=None):
     began, outcomes = time.monotonic(), Outcomes()
     with contextlib.redirect_stdout(sys.stderr):
         options = [*(["-n", str(args.workers)] if args.workers > 1 else []), *(["-k", args.only] if args.only else [])]
-        files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.soak" in path.read_text()]
+        names = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+        files = [name for name in names if name.startswith(ONLY_IN_CI) or "mark.soak" in Path(name).read_text()]
         code = pytest.main(["-m", "soak", "--timeout=36000", *options, *files], plugins=[outcomes])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {"tests": dict(outcomes.counts), "failed_tests": outcomes.failed}
