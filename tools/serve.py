@@ -16,6 +16,7 @@ from de_jax.retrieval import faiss_index
 from de_jax.retrieval.index_settings import IndexSettings
 from de_jax.retrieval.searcher import open_searcher, texts_of
 from de_jax.settings import LocalPath, PositiveInt
+from de_jax.types import InputError
 
 WARM_TEXTS = range(1, 72, 3)
 """Numbers of short texts that take every shape of batches of up to 64 clients."""
@@ -58,6 +59,10 @@ def serve(
     if dataset_dir:
         beir.find_file(dataset_dir, "corpus")
     check_port(host, port)
+    if dataset_dir and truncate_dim:
+        raise InputError(
+            f"--truncate_dim is {truncate_dim}, but --dataset_dir is searched by whole embeddings; leave one of them out."
+        )
     encoder = Encoder(model.open(), truncate_dim=truncate_dim)
     searcher = None
     if dataset_dir:
@@ -72,7 +77,7 @@ def serve(
         served.encode(tower, ["how high is mont blanc " * 4])
         for number in WARM_TEXTS:  # equal texts would be encoded once
             served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])
-    if host != LOOPBACK:
+    if host not in (LOOPBACK, "localhost"):
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
     server.run(app, host=host, port=port)

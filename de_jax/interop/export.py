@@ -47,7 +47,8 @@ def write_onnx(folder: Path, run: Run, license: str | None = None) -> None:
     for tower, name in sentence_transformers.NAMES.items() if (folder / "query").is_dir() else [("doc", "")]:
         side, (config, params) = run.side(tower), run.tower(tower)
         notes = {"max_length": str(side.max_length), "license": license or "", "step": str(run.step)}
-        notes |= {"tower": name or "query and document", "prompt": side.prompt if name else ""}
+        prompts = {"prompt": side.prompt} if name else {"query_prompt": run.query.prompt, "document_prompt": run.doc.prompt}
+        notes |= {"tower": name or "query and document", **prompts}
         (folder / name / "onnx").mkdir()
         for file, precision in ONNX_FILES.items():
             graph = onnx_graph.model_of(config, params, precision, pad_id=side.tokenizer.pad_id, notes=notes)

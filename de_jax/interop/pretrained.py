@@ -297,3 +297,4 @@ def save(file: Path, arrays: dict[str, np.ndarray]) -> None:
     file.parent.mkdir(exist_ok=True)
     in_rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # else the package writes other numbers
     safetensors.numpy.save_file(in_rows, file, metadata={"format": "pt"})
+    file.chmod(file.parent.stat().st_mode & 0o666)  # the package writes for this user alone

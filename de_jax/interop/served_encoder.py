@@ -76,6 +76,8 @@ class Encoder:
 
         Where documents have fields, one is {"title": ..., "text": ...}; a str is its text.
         """
+        if isinstance(texts, str):
+            raise InputError("texts is one str; give a list of texts.")
         parts = [self._parts(text) for text in texts]
         ids = iter(self._tokenize([part for own in parts for part in own]))
         rows = [self._ids([next(ids) for _ in own]) for own in parts]

@@ -11,6 +11,7 @@ import contextlib
 import json
 import platform
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -154,7 +155,9 @@ queries = model.encode_query(["how high is mont blanc"])
 documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
 scores = model.similarity(queries, documents)"""
     if format == "onnx":
-        yield _code("python", _WITH_ONNXRUNTIME.format(folder=f"{name}/document" if set(run.params) != {"shared"} else name))
+        folder = f"{name}/document" if set(run.params) != {"shared"} else name
+        text = json.dumps(run.doc.prompt + "Mont Blanc is 4,806 metres high.", ensure_ascii=False)
+        yield _code("python", _WITH_ONNXRUNTIME.format(folder=folder, text=text, length=run.doc.max_length))
     if format in ("sentence_transformers", "onnx"):
         imported = "from sentence_transformers import SentenceTransformer"
         yield _code("python", f'{imported}\n\nmodel = SentenceTransformer("{name}"){texts}')
@@ -195,7 +198,10 @@ import numpy as np, onnxruntime, tokenizers
 
 session = onnxruntime.InferenceSession("{folder}/onnx/model.onnx")  # or model_fp16.onnx, model_quantized.onnx (int8)
 tokenizer = tokenizers.Tokenizer.from_file("{folder}/tokenizer.json")
-ids = np.array([tokenizer.encode("Mont Blanc is 4,806 metres high.").ids])
+tokenizer.no_padding()
+tokenizer.enable_truncation({length})
+tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+ids = np.array([tokenizer.encode({text}).ids])
 documents = session.run(["sentence_embedding"], {{"input_ids": ids, "attention_mask": np.ones_like(ids)}})[0]"""
 
 
@@ -349,8 +355,8 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
         made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
         made.append(f"de-jax import model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
-    made.append(f"de-jax export model --run_dir={opened} --format={format} --out_dir={name}")
+    opened = shlex.quote(_last_part(run.source)) if run.source else f"{shlex.quote(f'runs/{run.run_dir.name}')} --step={run.step}"
+    made.append(f"de-jax export model --run_dir={opened} --format={format} --out_dir={shlex.quote(name)}")
     versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return f"{_code('bash', chr(10).join(made))}\n\nExported with {written_by}."

@@ -77,9 +77,10 @@ def open_searcher(
 ) -> Searcher:
     """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder."""
     folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
-    build_index = build_index or faiss_index.index_builder()
-    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
+    index, ids = of_docs((build_index or faiss_index.index_builder())(embeddings, row_ids, folder), row_ids)
     beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
+    if more := len(texts.keys() - set(ids)):
+        outputs.tell(f"{folder} has no embeddings of {more} documents of {corpus}; run de-jax encode corpus again.")
     return Searcher(run, ids, index, texts)
 
 

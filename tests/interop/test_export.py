@@ -263,6 +263,8 @@ def test_served_functions_need_nothing_of_this_library(tmp_path, vocabularies, n
     assert found["document"] == found["doc"]
     for tower in ("query", "doc"):
         np.testing.assert_allclose(found[tower], embeddings(run, tower, tmp_path), atol=1e-5)
+    with pytest.raises(served_encoder.InputError, match="texts is one str; give a list of texts"):
+        served_encoder.Encoder(tmp_path / "out", "doc")("fox")
     file = tmp_path / "out" / "parameters.npz"
     whole = dict(np.load(file))
     first = sorted(json.loads((tmp_path / "out" / "serving.json").read_text())["doc"]["parameters"])[0]

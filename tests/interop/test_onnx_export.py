@@ -58,6 +58,7 @@ def test_the_files_alone_give_the_embeddings_of_both_towers(exported, tmp_path):
         assert_near(by_onnxruntime(folder, texts, run.side(tower).max_length), expected)
         assert_near(by_onnxruntime(folder, texts, run.side(tower).max_length, "model_fp16.onnx"), expected, atol=0.02)
         assert_near(by_onnxruntime(folder, texts, run.side(tower).max_length, "model_quantized.onnx"), expected, atol=0.2)
+    assert len({file.stat().st_mode for file in out.rglob("*") if file.is_file()}) == 1  # whoever reads one reads all
 
 
 def test_the_folder_is_a_model_here_too(exported):
@@ -123,15 +124,20 @@ def test_the_card_and_the_metadata_name_the_licence(tmp_path, vocabularies):  # 
     model_card.export(run, tmp_path / "out", "onnx", license="mit")
     known = {entry.key: entry.value for entry in onnx.load(tmp_path / "out/onnx/model_quantized.onnx").metadata_props}
     assert known == {
-        "precision": "int8", "license": "mit", "step": "7", "tower": "query and document", "max_length": "40", "prompt": "",
+        "precision": "int8", "license": "mit", "step": "7", "tower": "query and document", "max_length": "40",
+        "query_prompt": PROMPTS[0], "document_prompt": PROMPTS[1],
     }  # fmt: skip
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: mit" in card
     shown = next(part for part in card.split("```python\n")[1:] if "onnxruntime" in part).split("```")[0]
-    variables = {}
+    variables, model = {}, de_jax.load(tmp_path / "out", dtype="float32")
+    padding = tokenizers.Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))  # as some models bring it
+    padding.enable_padding(length=64)
+    padding.enable_truncation(3)
+    padding.save(str(tmp_path / "out/tokenizer.json"))
     with contextlib.chdir(tmp_path):
         exec(shown, variables)
-    assert variables["documents"].shape == (1, 12)
+    np.testing.assert_allclose(variables["documents"], model.encode_document(["Mont Blanc is 4,806 metres high."]), atol=1e-5)
 
 
 def test_commands_take_a_backend_and_keep_its_embeddings_apart(tmp_path, capsys):

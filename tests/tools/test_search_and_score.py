@@ -34,6 +34,11 @@ def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_di
     assert printed("search", embeddings_dir=out_dir, **flags) == printed("search", **flags)
     with pytest.raises(InputError, match="is not by step 3"):
         printed("search", embeddings_dir=out_dir, step=3, **flags)
+    (tmp_path / "more.csv").write_text(
+        "id,question,answer\n" + "".join(f"{doc},a fox,{text}\n" for doc, _, text in [*DOCS, ("x", "", "new")])
+    )
+    with pytest.warns(UserWarning, match=r"embeddings has no embeddings of 1 documents of .*; run de-jax encode corpus again"):
+        printed("search", embeddings_dir=out_dir, **flags | {"dataset_dir": tmp_path / "more.csv"})
 
 
 def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):

@@ -227,6 +227,7 @@ def keep_unused(run_dir: Path, unused: Mapping[str, Array]) -> None:
 
         with atomic_file(run_dir / UNUSED_FILE) as temporary:
             safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in unused.items()}, temporary)
+            temporary.chmod(run_dir.stat().st_mode & 0o666)  # the package writes for this user alone
 
 
 def _kept_unused(run_dir: Path) -> dict[str, Array]:
@@ -235,10 +236,9 @@ def _kept_unused(run_dir: Path) -> dict[str, Array]:
     if not (run_dir / UNUSED_FILE).is_file():
         return {}
     try:
-        arrays: dict[str, Array] = safetensors.numpy.load_file(run_dir / UNUSED_FILE)
+        return dict[str, Array](safetensors.numpy.load_file(run_dir / UNUSED_FILE))
     except safetensors.SafetensorError as error:
         raise InputError(f"{run_dir / UNUSED_FILE} is damaged ({error}); remove it, as no embedding depends on it.") from None
-    return arrays
 
 
 def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str | None = None, only_sizes: bool = False) -> Run:
