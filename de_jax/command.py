@@ -38,7 +38,7 @@ EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """System errors that are not ours: no space, no permission, a name that is too long, links in a circle."""
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, THIS_MACHINE = "127.0.0.1", ("127.0.0.1", "::1", "localhost")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

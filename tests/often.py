@@ -10,7 +10,7 @@ ONLY_IN_CI = (
     *("tests/models/test_generator.py", "tests/models/test_onnx_graph.py", "tests/reports/test_plots.py", "tests/reproduction/"),
     *("tests/test_journeys.py", "tests/test_lighten.py", "tests/tools/test_doc2query.py"),
 )
-"""Long for what they cover, a tenth of the files with a quarter of the time: left out of `pytest`, part of CI's short soak."""
+"""Long for what they cover, an eighth of the files with a third of the time: left out of `pytest`, part of CI's short soak."""
 
 
 def often(cases: Iterable, *chosen) -> list:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.arguments import Checkpoint, Model, Port
-from de_jax.command import LOOPBACK, check_port
+from de_jax.command import THIS_MACHINE, check_port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.files import outputs
@@ -98,7 +98,7 @@ def demo(
     check_port(host, port)  # all of these before a model loads
     options: dict[str, Any] = {"step": model.step, "compare_step": compare_step, "backend": backend}
     blocks = gradio_page.page(model.run_dir, dataset_dir, compare=compare, skip_empty=skip_empty, **options)
-    if host != LOOPBACK or share:
+    if host not in THIS_MACHINE or share:
         print("Everyone who can reach the address can search this corpus.", file=sys.stderr)
     print(json.dumps({"url": gradio_page.serve(blocks, host=host, port=port, share=share)}), flush=True)
     print("Open the address in a browser. Ctrl-C ends the page.", file=sys.stderr)
@@ -148,8 +148,7 @@ def export_index(
         _pyarrow_for(out)
     corpus, texts = texts_of(dataset_dir, skip_empty)
     run = model.open()
-    folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
-    beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
+    folder, ids, embeddings = embedded_corpus(run, corpus, texts, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
     with progress_bar(total=len(ids), desc=to, unit=" rows", delay=0.5) as bar:
         if to == "milvus":

@@ -8,7 +8,7 @@ from typing import Any
 
 from de_jax import server
 from de_jax.arguments import Model, Port
-from de_jax.command import LOOPBACK, check_port
+from de_jax.command import THIS_MACHINE, check_port
 from de_jax.data.text import beir
 from de_jax.flags import rules
 from de_jax.model import Model as Encoder
@@ -58,11 +58,9 @@ def serve(
     """
     if dataset_dir:
         beir.find_file(dataset_dir, "corpus")
+        if truncate_dim:
+            raise InputError("--dataset_dir is searched by whole embeddings, so leave --truncate_dim out.")
     check_port(host, port)
-    if dataset_dir and truncate_dim:
-        raise InputError(
-            f"--truncate_dim is {truncate_dim}, but --dataset_dir is searched by whole embeddings; leave one of them out."
-        )
     encoder = Encoder(model.open(), truncate_dim=truncate_dim)
     searcher = None
     if dataset_dir:
@@ -77,7 +75,7 @@ def serve(
         served.encode(tower, ["how high is mont blanc " * 4])
         for number in WARM_TEXTS:  # equal texts would be encoded once
             served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])
-    if host not in (LOOPBACK, "localhost"):
+    if host not in THIS_MACHINE:
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
     server.run(app, host=host, port=port)

@@ -185,9 +185,9 @@ model = de_jax.load("{name}")  # merged into the model that adapter_config.json 
         return
     folder = name
     if format == "t5x":
-        folder = f"runs/{name}"
         lengths = f"--max_query_length={run.query.max_length} --max_doc_length={run.doc.max_length}"
-        made = f"de-jax import model --from={name}/checkpoint_{run.step} --tokenizer=spiece.model {lengths} --run_dir={folder}"
+        start, folder = f"{name}/checkpoint_{run.step}", f"runs/{name}"
+        made = f"de-jax import model --from={shlex.quote(start)} --tokenizer=spiece.model {lengths} --run_dir={shlex.quote(folder)}"
         yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
         yield _code("bash", made)
     yield _code("python", f'import de_jax\n\nmodel = de_jax.load("{folder}"){texts}')
@@ -350,12 +350,12 @@ def _score(report: Report, system: str, measure: str) -> str:
 
 
 def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
-    made = []
+    made, run_dir = [], shlex.quote(f"runs/{run.run_dir.name}")
     if recipe:
-        made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
+        made.append(f"de-jax train --recipe=recipe.json --run_dir={run_dir}  # the recipe above")
     elif found := origins(run.run_dir):
-        made.append(f"de-jax import model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    opened = shlex.quote(_last_part(run.source)) if run.source else f"{shlex.quote(f'runs/{run.run_dir.name}')} --step={run.step}"
+        made.append(f"de-jax import model --from={shlex.quote(_last_part(found[0]))} --run_dir={run_dir}")
+    opened = shlex.quote(_last_part(run.source)) if run.source else f"{run_dir} --step={run.step}"
     made.append(f"de-jax export model --run_dir={opened} --format={format} --out_dir={shlex.quote(name)}")
     versions = (f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy"))
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])

@@ -76,16 +76,13 @@ def open_searcher(
     skip_empty: bool = False,
 ) -> Searcher:
     """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder."""
-    folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
+    folder, row_ids, embeddings = embedded_corpus(run, corpus, texts, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     index, ids = of_docs((build_index or faiss_index.index_builder())(embeddings, row_ids, folder), row_ids)
-    beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
-    if more := len(texts.keys() - set(ids)):
-        outputs.tell(f"{folder} has no embeddings of {more} documents of {corpus}; run de-jax encode corpus again.")
     return Searcher(run, ids, index, texts)
 
 
 def embedded_corpus(
-    run: Run, corpus: Path, *, embeddings_dir: str | Path | None = None, skip_empty: bool = False
+    run: Run, corpus: Path, texts: Mapping[str, str], *, embeddings_dir: str | Path | None = None, skip_empty: bool = False
 ) -> tuple[Path, list[str], Float[np.ndarray, "n D"]]:
     """The folder, the row ids and the embeddings of a corpus, encoded first unless they are kept; see `open_searcher`."""
     if embeddings_dir:
@@ -102,6 +99,9 @@ def embedded_corpus(
     if embeddings_dir and manifest["model"] not in hashes:
         by = f"{folder} is not by step {run.step} of {run.source or run.run_dir}"
         raise InputError(f"{by}; run de-jax encode corpus --out_dir=<another folder> with it.")
+    beir.require_known(row_ids, texts, f"{folder}: documents that are not in {corpus}")
+    if more := len(texts.keys() - set(row_ids)):
+        outputs.tell(f"{folder} has no embeddings of {more} documents of {corpus}; run de-jax encode corpus again.")
     return folder, row_ids, embeddings
 
 

@@ -149,6 +149,10 @@ def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_thi
     low, high = report["intervals"]["dense"]["ndcg@10"]
     assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text
     assert f"de-jax export model --run_dir=runs/{run_dir.name} --step=7 --format=safetensors --out_dir=sde" in card.text
+    spaced = load_run(shutil.copytree(run_dir, tmp_path / "my run"), 7)
+    assert "--run_dir='runs/my run' --step=7 --format=onnx --out_dir='my model'" in model_card.model_card(
+        spaced, "onnx", name="my model"
+    )
     assert f"de-jax train --recipe=recipe.json --run_dir=runs/{run_dir.name}  # the recipe above" in card.text
     assert '"tokenizer": "spiece.model"' in card.text
     assert "/home/" not in card.text

@@ -37,8 +37,10 @@ def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_di
     (tmp_path / "more.csv").write_text(
         "id,question,answer\n" + "".join(f"{doc},a fox,{text}\n" for doc, _, text in [*DOCS, ("x", "", "new")])
     )
-    with pytest.warns(UserWarning, match=r"embeddings has no embeddings of 1 documents of .*; run de-jax encode corpus again"):
-        printed("search", embeddings_dir=out_dir, **flags | {"dataset_dir": tmp_path / "more.csv"})
+    larger = {"run_dir": trained, "dataset_dir": tmp_path / "more.csv", "embeddings_dir": out_dir}
+    for verb, own in (("search", {"query": "red fox"}), ("export index", {"to": "parquet", "out": tmp_path / "more.parquet"})):
+        with pytest.warns(UserWarning, match=r"embeddings has no embeddings of 1 documents of .*; run de-jax encode corpus again"):
+            printed(verb, **larger, **own)
 
 
 def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):

@@ -216,7 +216,7 @@ def test_what_cannot_be_served_is_refused(trained, monkeypatch):
     model.max_passages = 2
     with pytest.raises(InputError, match="several passages"):
         Server(model)
-    with pytest.raises(InputError, match="truncate_dim is 4, but --dataset_dir is searched by whole embeddings"):
+    with pytest.raises(InputError, match="--dataset_dir is searched by whole embeddings, so leave --truncate_dim out"):
         cli.call("serve", [f"--run_dir={trained[0]}", f"--dataset_dir={trained[1]}", "--truncate_dim=4"])
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
     with pytest.raises(InputError, match=r"pip install 'de-jax-retrieval\[serve\]'"):
