@@ -309,7 +309,7 @@ class Model:
             is_new = (docs != docs[:, :1]).any(axis=2)
             is_new[:, 0] = True
             docs, doc_rows = docs[is_new], np.nonzero(is_new)[0]
-        return VectorIndex.build(
+        index = VectorIndex.build(
             docs,
             ids,
             precision=precision,
@@ -319,9 +319,11 @@ class Model:
             doc_rows=doc_rows,
             devices=self._devices,
         )
+        index.model_hash = functools.partial(encode.tower_hash, self.run, "doc")
+        return index
 
     def load_index(self, folder: str | Path) -> VectorIndex:
-        """The index that `index.save(folder)` wrote.
+        """The index that `index.save(folder)` wrote; a warning if the documents were encoded by another model than this one.
 
         Raises:
             InputError: none there, a damaged one, or one of another number of dimensions.
@@ -331,6 +333,8 @@ class Model:
         index = VectorIndex.load(folder, devices=self._devices)
         if index.dim != self.embedding_dim:
             raise InputError(f"{folder} holds embeddings of {index.dim} dimensions, but this model gives {self.embedding_dim}.")
+        if (made_by := index.model_hash()) and not encode.is_by(self.run, made_by):
+            outputs.tell(f"{folder} holds documents of another model; index them with this one, or scores mean little.")
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
@@ -378,14 +382,11 @@ class Model:
         ranges: Array | None,
         prompt: str | None,
     ) -> np.ndarray:
-        if precision != "float32":
-            quantization.check_precision(precision)
+        quantization.check_precision(precision)
         check_value("batch_tokens", batch_tokens, PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
-            raise InputError(
-                f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and greatest of each dimension."
-            )
+            raise InputError(f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], least and greatest values.")
         check_value("prompt", prompt, str | None)
         side = self.run.doc if tower == "doc" else self.run.query
         tokenizer = with_prompt(side.tokenizer, prompt)
@@ -420,8 +421,7 @@ class Model:
     def _checked(self, kind: str, embeddings: Array, num_axes: int) -> np.ndarray:
         """Embeddings as float32, with an axis of texts in front of the `num_axes` of one text."""
         found = array_of(f"{kind} embeddings", embeddings)
-        if found.ndim == num_axes:
-            found = found[None]
+        found = found[None] if found.ndim == num_axes else found
         if found.ndim != num_axes + 1 or found.shape[-1] != self.embedding_dim or not np.issubdtype(found.dtype, np.floating):
             raise InputError(
                 f"{kind} embeddings are {found.dtype} {np.shape(embeddings)}; give float32 with {self.embedding_dim} dimensions "

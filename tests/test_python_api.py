@@ -326,6 +326,14 @@ def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
     again = sde.load_index(tmp_path / "index")
     assert again.ids == [*"abcdefg"]
     assert again.search(docs[3], k=1)[0].id == "d"
+    again.save(tmp_path / "copy")
+    older = de_jax.load(folders["sde"], step=3, devices=1)
+    for folder in ("index", "copy"):
+        with pytest.warns(UserWarning, match=f"{folder} holds documents of another model; index them with this one"):
+            older.load_index(tmp_path / folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        de_jax.load(folders["sde"], devices=1, dtype="bfloat16").load_index(tmp_path / "index")
     with pytest.raises(InputError, match="holds embeddings of 8 dimensions, but this model gives 3"):
         de_jax.load(folders["sde"], truncate_dim=3).load_index(tmp_path / "index")
 

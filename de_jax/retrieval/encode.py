@@ -11,7 +11,7 @@ import collections
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from de_jax.retrieval.index import ALIGNMENT
 from de_jax.retrieval.sessions import Session
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, model_hash
-from de_jax.types import Array, InputError, Packed
+from de_jax.types import Array, Backend, InputError, Packed
 
 TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch of a device by jax backend; small ones stay in a processor's cache."""
@@ -205,6 +205,13 @@ def tower_hash(run: Run, tower: str) -> str:
     params = {name: run.params[name] for name in (tower, "shared") if name in run.params}
     backend = "" if run.backend == "jax" else f" {run.backend} 3"  # int8 by tokens, exact on every processor
     return model_hash(f"{tower} {run.model.as_function()!r}{backend}", params)
+
+
+def is_by(run: Run, model_hash: str) -> bool:
+    """Whether a run's document tower gave embeddings of this hash, on any backend and in float32 or bfloat16."""
+    models = [run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16")]
+    runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)
+    return any(model_hash == tower_hash(of_kind, "doc") for of_kind in runs)
 
 
 def name_with_hashes(name: str, run: Run) -> str:

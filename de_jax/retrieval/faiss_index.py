@@ -39,8 +39,6 @@ LISTS_A_PROBE = 16
 """An inverted index visits one of so many lists, unless `nprobe` is given or saved; FAISS itself visits one in all."""
 IndexBuilder = Callable[..., Index]
 """(embeddings [n, D], ids, folder to keep it in or None) -> index."""
-
-
 ON_CPU = IndexSettings()
 
 
@@ -183,8 +181,7 @@ def _milvus(uri: str, options: IndexSettings) -> IndexBuilder:
     if dataclasses.replace(options, index="exact", nprobe=None, ef_search=None) != ON_CPU:
         raise InputError("Milvus chooses its own devices and files; leave the settings of FAISS out.")
     milvus_index.require()
-    named = {"nprobe": options.nprobe, "ef": options.ef_search}
-    params = {name: value for name, value in named.items() if value is not None}
+    params = {name: value for name, value in (("nprobe", options.nprobe), ("ef", options.ef_search)) if value is not None}
 
     def build(embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None) -> Index:
         if folder is None:

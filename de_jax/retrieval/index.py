@@ -308,11 +308,15 @@ def check_documents(embeddings: Any, ids: Any) -> None:
         raise InputError(f"ids is {ids!r:.60}; give a list of str, one a document.")
     if len(ids) != len(embeddings):
         raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
-    firsts = [one for one, _ in itertools.groupby(ids)]
-    if wrong := next((repr(one) for one in firsts if not isinstance(one, str)), ""):
+    check_distinct([one for one, _ in itertools.groupby(ids)])
+
+
+def check_distinct(ids: Sequence[Any]) -> None:
+    """Refuses document ids that are no text, or not one for each document."""
+    if wrong := next((repr(one) for one in ids if not isinstance(one, str)), ""):
         raise InputError(f"the document id {wrong} is no text; give ids as str.")
-    if len(set(firsts)) < len(firsts):
-        repeated = next(one for one, number in collections.Counter(firsts).items() if number > 1)
+    if len(set(ids)) < len(ids):
+        repeated = collections.Counter(ids).most_common(1)[0][0]
         raise InputError(f"the document id {repeated!r} is given to several rows; give each document an id of its own.")
 
 

@@ -78,7 +78,8 @@ def upload(
         _make_index(client, name, index_type, dict(index_params or {}))
         client.load_collection(name)
         # Rows go in order, so that those that are there are the first; a part that was cut off is sent again.
-        done = _num_rows(client, name) // ROWS_AT_ONCE * ROWS_AT_ONCE
+        there = _num_rows(client, name)
+        done = there if there == len(ids) else there // ROWS_AT_ONCE * ROWS_AT_ONCE
         progress(done)
         num_cut = 0
         for start in range(done, len(ids), ROWS_AT_ONCE):

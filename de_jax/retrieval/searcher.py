@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.corpus import body_room, cached_token_store
-from de_jax.data.text import beir, input_policy
+from de_jax.data.batches import layout
+from de_jax.data.stores.corpus import cached_token_store, in_memory
+from de_jax.data.text import beir
 from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
@@ -20,7 +21,7 @@ from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index, of_docs
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Backend, InputError
+from de_jax.types import InputError
 
 SNIPPET_CHARACTERS = 300
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -93,10 +94,7 @@ def embedded_corpus(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = corpus_embeddings.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    models = [run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16")]  # of `encode corpus --dtype`, and --backend
-    runs = (run._replace(model=model, backend=backend) for backend in get_args(Backend) for model in models)
-    hashes = (encode.tower_hash(of_kind, "doc") for of_kind in runs)
-    if embeddings_dir and manifest["model"] not in hashes:
+    if embeddings_dir and not encode.is_by(run, manifest["model"]):
         by = f"{folder} is not by step {run.step} of {run.source or run.run_dir}"
         raise InputError(f"{by}; run de-jax encode corpus --out_dir=<another folder> with it.")
     beir.require_known(row_ids, texts, f"{folder}: documents that are not in {corpus}")
@@ -116,20 +114,13 @@ def padded_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int, length_multiple: int
 ) -> tuple[Int[np.ndarray, "q L"], Int[np.ndarray, "q 1"]]:
     """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has."""
-    room = body_room(max_length, len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids))
-    rows, bodies = [], tokenizer.encode(texts)
-    whole = np.array([len(body) for body in bodies]) + max_length - room
-    if (whole > max_length).any():
-        input_policy.tell_cut("encoding", "queries", whole, "max_length", max_length)
-    for text, body in zip(texts, bodies, strict=True):
-        if not len(body):
-            raise InputError(f"the vocabulary leaves nothing of the query {text!r}; use other words.")
-        rows.append([*tokenizer.prefix_ids, *body[:room].tolist(), *tokenizer.suffix_ids])
-    lengths = np.array([[len(row)] for row in rows], np.int32)
-    tokens = np.zeros((len(rows), -(-int(lengths.max()) // length_multiple) * length_multiple), np.int32)
-    for row, ids in zip(tokens, rows, strict=True):
-        row[: len(ids)] = ids
-    return tokens, lengths
+    bodies = tokenizer.encode(texts)
+    if empty := [text for text, body in zip(texts, bodies, strict=True) if not len(body)]:
+        raise InputError(f"the vocabulary leaves nothing of the query {empty[0]!r}; use other words.")
+    store, rows = in_memory(*layout.end_to_end(texts, bodies, tokenizer), tokenizer), np.arange(len(texts))
+    encode.tell_cut(store, rows, max_length)
+    lengths = store.lengths(max_length)
+    return store.pad(rows, max_length, layout.round_up(int(lengths.max()), length_multiple)), lengths[:, None]
 
 
 def printable(text: str) -> str:

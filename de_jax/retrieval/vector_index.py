@@ -10,8 +10,8 @@ manifest.json    sizes, and which of these there are
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, overload
 
@@ -21,7 +21,7 @@ from de_jax.files import addresses, outputs, reading
 from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
-from de_jax.retrieval.index import ExactIndex, Index, MaxPIndex, array_of, check_finite
+from de_jax.retrieval.index import ExactIndex, Index, MaxPIndex, array_of, check_distinct, check_finite
 from de_jax.settings import PositiveInt, Range, Record, check_value, list_of
 from de_jax.types import Array, Hit, InputError, Ranking
 
@@ -54,6 +54,7 @@ class VectorIndex:
         ids: of the documents, in the rows of a `Ranking`.
         precision: out of `quantization.PRECISIONS`.
         dim: D of a query.
+        model_hash: gives the hash of the document tower, "" if it is unknown.
 
     Example:
         >>> docs = np.array([[0.6, 0.8], [1.0, 0.0]], np.float32)
@@ -63,17 +64,14 @@ class VectorIndex:
     """
 
     def __init__(self, arrays: Arrays, ids: Iterable[Any], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
+        self.model_hash: Callable[[], str] = str
         if isinstance(ids, str) or not isinstance(ids, Iterable):
             raise InputError(f"ids is {ids!r:.60}; give a list of str, one a document.")
         self.ids, self.precision, self.dim, self._arrays = list(ids), precision, dim, arrays
         num_docs = len(arrays.vectors) if arrays.doc_rows is None else _num_docs(arrays.doc_rows, len(arrays.vectors))
         if len(self.ids) != num_docs:
             raise InputError(f"{len(self.ids)} ids do not match {num_docs} documents; give one id a document.")
-        if wrong := [one for one in self.ids if not isinstance(one, str)]:
-            raise InputError(f"the document id {wrong[0]!r} is no text; give ids as str.")
-        if len(set(self.ids)) < len(self.ids):
-            twice = Counter(self.ids).most_common(1)[0][0]
-            raise InputError(f"the document id {twice!r} is there twice; give each document its own.")
+        check_distinct(self.ids)
         row_ids = self.ids if arrays.doc_rows is None else [self.ids[row] for row in arrays.doc_rows.tolist()]
         index: Index
         if precision == "float32":
@@ -177,7 +175,7 @@ class VectorIndex:
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or an older one (else InputError); it appears complete."""
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
-        about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
+        about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim, "model": self.model_hash()}
         with addresses.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
             for name, array in arrays.items():
                 outputs.save_array(temporary / f"{name}.npy", array)
@@ -203,9 +201,11 @@ class VectorIndex:
             raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {names}, not some of {[*described]}; {mend}.")
         read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in names}
         try:
-            return cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
+            index = cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
         except InputError as error:
             raise InputError(f"{folder} is damaged ({str(error).rstrip('.')}); {mend}.") from None
+        index.model_hash = functools.partial(str, manifest.get("model", ""))
+        return index
 
 
 def _num_docs(doc_rows: Array, num_vectors: int) -> int:

@@ -169,7 +169,7 @@ def test_index_whose_parts_do_not_fit_together_is_refused_with_its_folder(tmp_pa
         ({"embeddings": np.array([[1.0], [np.inf]]), "precision": "binary"}, "the embedding of text 1 has a value"),
         ({"ids": ["a"]}, "1 ids do not match 3 documents"),
         ({"ids": ["a", "b", 0]}, "the document id 0 is no text"),
-        ({"ids": ["a", "b", "a"]}, "the document id 'a' is there twice"),
+        ({"ids": ["a", "b", "a"]}, "the document id 'a' is given to several rows"),
         ({"ids": "abc"}, "ids is 'abc'; give a list of str"),
         ({"ids": 3}, "ids is 3; give a list of str"),
         ({"embeddings": [[1.0, 0.0], [1.0]]}, "embeddings are no array, as their rows have unequal lengths"),

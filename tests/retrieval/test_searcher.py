@@ -21,7 +21,7 @@ def test_queries_are_padded_as_stores_pad_them(tokenizer):
 def test_a_query_that_is_cut_is_told(tokenizer, recwarn):
     padded_tokens(tokenizer, TEXTS, max_length=50, length_multiple=8)
     assert not recwarn.list
-    with pytest.warns(UserWarning, match="67 % of the queries have more than max_length = 4 tokens and are cut"):
+    with pytest.warns(UserWarning, match="67 % of the texts have more than max_length = 4 tokens and are cut"):
         padded_tokens(tokenizer, TEXTS, max_length=4, length_multiple=8)
 
 
