@@ -35,6 +35,7 @@ SHUFFLES = 20
 MOST_PAIRS, MOST_DOCS, MOST_QUERIES = 20_000, 40_000, 2_000
 SAMPLED_DOCS = 20_000
 BATCH_SIZE = 64
+BASE_LENGTH = 128
 MEASURE = "nDCG@10"
 GRID: dict[str, dict[str, Any]] = {
     **{f"rate_{rate}": {"learning_rate": rate} for rate in (1e-5, 2e-5, 5e-5, 1e-4, 2e-4)},
@@ -185,6 +186,27 @@ def _fine_tune(args: argparse.Namespace, of_set: str, seed: int, *, arm: str = "
 
 def _taught(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
     return _fine_tune(args, of_set, seed, arm="taught", teacher=args.teacher)
+
+
+def _base_start(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    import de_jax
+    from de_jax.model import Model
+
+    run = de_jax.load(args.teacher).run
+    run = run._replace(query=run.query._replace(max_length=BASE_LENGTH), doc=run.doc._replace(max_length=BASE_LENGTH))
+    return {"test": _tested(Model(run, dtype="auto"), args.out_dir / "data" / of_set)}
+
+
+def _base(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """`fine_tune` from the teacher."""
+    return _fine_tune(
+        argparse.Namespace(**{**vars(args), "model": args.teacher}), of_set, seed, arm="base", max_doc_length=BASE_LENGTH
+    )
+
+
+def _base_taught(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """As `taught`, by the teacher that `base` fine-tuned with seed 0."""
+    return _fine_tune(args, of_set, seed, arm="base_taught", teacher=str(args.out_dir / "runs" / f"base-{of_set}-0"))
 
 
 def _one_direction(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
@@ -354,6 +376,9 @@ JOBS = {
     "start": _start,
     "fine_tune": _fine_tune,
     "taught": _taught,
+    "base_start": _base_start,
+    "base": _base,
+    "base_taught": _base_taught,
     "one_direction": _one_direction,
     "whole": _whole,
     "peer": _peer,
