@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.recipe_file import origins
 from de_jax.training.run.run_folder import Run, write_run
-from de_jax.types import Array, Backend, FieldName, InputError
+from de_jax.types import Array, Backend, Dtype, FieldName, InputError
 
 if TYPE_CHECKING:
     from de_jax.retrieval.vector_index import VectorIndex
@@ -94,6 +94,7 @@ def load(
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
     check_value("backend", backend, Backend)
+    check_value("dtype", dtype, Literal["auto", Dtype] | None)
     check_value("doc_fields", doc_fields, Sequence[FieldName] | None)
     if not isinstance(source, str | Path) or source == "":
         raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
@@ -368,9 +369,7 @@ class Model:
 
     @property
     def _devices(self) -> list[Any]:
-        mesh = sharding.mesh_of(self.run.params)
-        assert mesh is not None  # `load` names one
-        return list(mesh.devices.flat)
+        return list(sharding.mesh_of(self.run.params).devices.flat)  # type: ignore[union-attr]  # `load` names one
 
     def _encode(
         self,

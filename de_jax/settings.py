@@ -494,7 +494,7 @@ def _fit_choice(choices: Sequence[Any], value: Any) -> Any:
 def _fit_sequence(entries: Sequence[Any], origin: Any, value: Any) -> list[Any]:
     is_fixed, kind = origin is tuple and Ellipsis not in entries, "a list" if origin is list else "a tuple"
     if isinstance(value, str):
-        raise Mismatch(value, f'{kind}, such as ("{value}",)' if origin is not list else kind)
+        raise Mismatch(value, f"{kind}, such as {tuple(value.split(','))}" if origin is not list else kind)
     if not isinstance(value, collections.abc.Sequence) or (is_fixed and len(value) != len(entries)):
         raise Mismatch(value, kind + (f" of {len(entries)}" if is_fixed else ""))
     checks = [check_of(entry) for entry in entries] if is_fixed else itertools.repeat(check_of(entries[0]))

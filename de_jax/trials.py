@@ -155,10 +155,12 @@ def _enough(data: TrainingSet) -> tuple[DevSet, Results]:
     """The held-out queries, and BM25's ranking of them; InputError where too few of them can choose and judge."""
     bm25, left_out = verdict.bm25_and_left_out(data, data.dev) if data.dev else ({}, set())
     counted = [query_id for query_id in (data.dev.qrels if data.dev else ()) if query_id not in left_out]
+    known = f", without {len(left_out)} that are nearly in the training data," if left_out else ""
+    few = f"{len(counted)} held-out queries{known}"
     if not data.dev or min(map(len, halves(counted))) < 2:
-        known = f", without {len(left_out)} that are nearly in the training data," if left_out else ""
-        few = f"{len(counted)} held-out queries{known} are too few to choose and to judge"
-        raise InputError(f"{few}; give more, or raise dev_fraction.")
+        raise InputError(f"{few} are too few to choose and to judge; give more, or raise dev_fraction.")
+    if len(halves(counted)[1]) < verdict.LEAST:
+        outputs.tell(f"{few} are too few to judge, so the model will be kept; give more, or raise dev_fraction.")
     return data.dev, bm25
 
 

@@ -186,10 +186,9 @@ def mined_every(num_steps: int) -> int:
 def options_of(source: str, *, max_query_length: int | None, max_doc_length: int | None, **given: Any) -> PairsOptions:
     """How a model reads pairs: its tokenizers, prompts and lengths, where these are not given."""
     start = any_model.read(source, only_sizes=True)
-    tokenizers = {side: pretrained_tokenizer(source=source, tower=side) for side in TOWERS}
     return PairsOptions(
-        tokenizer=tokenizers["query"],
-        doc_tokenizer=tokenizers["doc"],
+        tokenizer=pretrained_tokenizer(source=source, tower="query"),
+        doc_tokenizer=pretrained_tokenizer(source=source, tower="doc"),
         max_query_length=max_query_length or start.query.max_length,
         max_doc_length=max_doc_length or start.doc.max_length,
         max_passages=start.doc.max_passages,

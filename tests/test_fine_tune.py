@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import random
+import warnings
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ from often import often
 
 import de_jax
 from de_jax import trainer, trials, tuning
+from de_jax.data.sources.options import Share
 from de_jax.data.text import beir
 from de_jax.evaluation import dev_scores, fusion, metrics, verdict
 from de_jax.files import outputs
@@ -402,6 +404,17 @@ def test_a_search_tries_a_teacher_first(start, teacher, tmp_path, monkeypatch):
 def test_a_search_without_enough_queries_is_refused(start, tmp_path):
     with pytest.raises(InputError, match="held-out queries are too few to choose and to judge; give more"):
         de_jax.tune(start, PAIRS[:8], run_dir=tmp_path / "tune", dev_fraction=0.1, batch_size=2)
+
+
+def test_a_search_that_could_judge_nothing_says_so_before_it_begins(start):
+    options = tuning.options_of(str(start), max_query_length=8, max_doc_length=16, batch_size=2)
+    for number, is_told in ((16, True), (40, False)):
+        data = tuning.data_of(PAIRS[:number], None, 0.5)(options=options, share=Share())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            dev, _ = trials._enough(data)
+        assert any("are too few to judge, so the model will be kept" in str(one.message) for one in told) == is_told
+        assert (len(trials.halves(dev.qrels)[1]) < 6) == is_told
 
 
 def test_a_second_search_in_a_folder_is_refused(start, tmp_path, monkeypatch):

@@ -442,6 +442,11 @@ def test_other_fields_of_documents_are_refused_before_a_text_is_read(folders, fi
         de_jax.load(folders["sde"], doc_fields=fields)
 
 
+def test_another_precision_is_refused_in_the_words_of_the_caller(folders):
+    with pytest.raises(InputError, match=r"^dtype is 'fp16'; it must be 'auto', 'float32' or 'bfloat16', or None"):
+        de_jax.load(folders["sde"], dtype="fp16")
+
+
 def test_a_field_of_a_document_may_be_none(sde):
     found = sde.encode_document([{"title": "red", "text": None}, {"title": None, "text": "fox", "url": None}])
     np.testing.assert_array_equal(found, sde.encode_document(["red", "fox"]))
@@ -462,7 +467,7 @@ def test_no_text_gives_no_embedding(sde):
         ({"devices": "1"}, "devices is '1'; give some"),
         ({"devices": 1.5}, "devices is 1.5; it must be a whole number"),
         ({"devices": True}, "devices is True; it must be a whole number"),
-        ({"dtype": np.float16}, "dtype is float16; it must be 'float32' or 'bfloat16'"),
+        ({"dtype": np.float16}, "dtype is .*; it must be 'auto', 'float32' or 'bfloat16', or None"),
         ({"truncate_dim": 9}, "truncate_dim is 9, but the model has 8 dimensions; give 1 to 8"),
         ({"truncate_dim": 0}, "truncate_dim is 0"),
         ({"truncate_dim": True}, "truncate_dim is True; it must be a whole number"),

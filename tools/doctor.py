@@ -69,15 +69,8 @@ def examine(bucket: str | None = None) -> Report:
     report = Report()
     if bucket:
         report.found["Bucket"] = list(_bucket(bucket, report.problems))
-    for topic, part in (
-        ("Machine", _machine),
-        ("Libraries", _libraries),
-        ("Extras", _extras),
-        ("Devices", _devices),
-        ("Disk", _disk),
-        ("Environment", _environment),
-    ):
-        report.found[topic] = list(part(report.problems))
+    for part in (_machine, _libraries, _extras, _devices, _disk, _environment):
+        report.found[part.__name__[1:].capitalize()] = list(part(report.problems))
     return report
 
 

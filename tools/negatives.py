@@ -27,7 +27,7 @@ from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
 
-TREC_SUFFIXES = (".trec", ".run", ".txt")
+TREC_SUFFIXES = (".trec", ".run", ".res", ".txt")
 
 
 @rules(
@@ -123,7 +123,7 @@ def import_negatives(
 
         de-jax import negatives mined.parquet --dataset_dir=data/qa --negatives_dir=data/qa/negatives
 
-    From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; relevant documents are skipped:
+    From a TREC run (.trec, .run, .res or .txt, plain or .gz) with the ids of the folder; relevant documents are skipped:
 
         de-jax import negatives bm25.trec --dataset_dir=data/qa --first_rank=1 --depth=30 --negatives_dir=data/qa_negatives
 

@@ -18,6 +18,7 @@ from de_jax.arguments import Checkpoint, Model, Port
 from de_jax.command import THIS_MACHINE, check_port
 from de_jax.data.text import beir
 from de_jax.demo import gradio_page
+from de_jax.evaluation import metrics
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.flags import rules
@@ -32,19 +33,23 @@ ROWS_AT_ONCE = 16384
 """Rows of a row group of a parquet file."""
 
 
+@rules(beside={"topics": ("query",)}, without={"topics": ("out",), "out": ("topics",)})
 def search(
     model: Model,
     index: IndexSettings,
     *,
     dataset_dir: LocalPath,
     query: str | None = None,
+    topics: LocalPath | None = None,
+    out: Path | None = None,
     k: PositiveInt = 10,
     skip_empty: bool = False,
     embeddings_dir: LocalPath | None = None,
 ) -> None:
-    """Searches a corpus with a trained run: prints one query's hits as a JSON object, or opens a prompt.
+    """Searches a corpus with a trained run: prints one query's hits as a JSON object, writes a TREC run, or opens a prompt.
 
     de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
+    de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --topics=topics.tsv --k=1000 --out=run.trec
     de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
     The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at
@@ -52,15 +57,22 @@ def search(
 
     Args:
         query: one query; default a prompt.
+        topics: queries with ids, judged or not: jsonl, tsv or txt, plain or .gz.
+        out: the TREC run of --topics.
         k: documents to show.
     """
     if query is not None and not query.strip():
         raise InputError("--query is empty; give some words to search for.")
+    queries = dict(zip(*beir.read_texts(Path(topics), with_title=False, skip_empty=skip_empty)[0], strict=True)) if topics else {}
     build_index = faiss_index.index_builder(index)
     corpus, texts = texts_of(dataset_dir, skip_empty)
     options = {"build_index": build_index, "embeddings_dir": embeddings_dir, "skip_empty": skip_empty}
     searcher = open_searcher(model.open(), corpus, texts, **options)
-    if query is None:
+    if topics:
+        results = searcher.results(queries, k)
+        metrics.write_trec_run(out, results, name=Path(model.run_dir).name)
+        print(json.dumps({"out": str(out), "num_queries": len(results)}))
+    elif query is None:
         _prompt(searcher, k, len(texts))
     else:
         found = json.dumps({"query": query, "results": searcher.search(query, k)}, ensure_ascii=False)

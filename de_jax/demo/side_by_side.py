@@ -165,7 +165,7 @@ class SideBySide:
 
     def _dense_ranking(self, name: str, query: str) -> dict[str, float]:
         searcher = self._searchers[name]
-        return searcher.ranked(searcher.embedding(query), self._depth)
+        return searcher.ranked(searcher.embedding(query), self._depth)[0]
 
     def _hits(self, k: int, ranking: Mapping[str, float], ranks: Mapping[str, Mapping[str, int]] | None = None) -> list[Hit]:
         hits = []

@@ -99,13 +99,13 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     for number, query_id in enumerate(ids):
         run[str(number)] = {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
         grades = judged[query_id]
-        if not any(grade > 0 for grade in grades.values()):  # then -2 counts as -1 in every measure, and trec_eval crashes at it
-            grades = {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
+        if not any(grade > 0 for grade in grades.values()):  # then all below 0 counts as 0, but trec_eval crashes or never ends
+            grades = {doc_id: max(grade, 0) for doc_id, grade in grades.items()}
         of_numbers[str(number)] = grades
-    of_results = {measure for _, measure in parsed if measure.NAME == "Judged"}  # a share of them, which there may be none of
-    asked = [({measure for _, measure in parsed} - of_results, run), (of_results, {one: docs for one, docs in run.items() if docs})]
+    counts = {measure for _, measure in parsed if measure.NAME in ("NumRel", "NumQ")}  # the others are 0 without results
+    asked = [(counts, run), ({measure for _, measure in parsed} - counts, {one: docs for one, docs in run.items() if docs})]
     try:
-        found = [one for own, ranked in asked if own for one in ir_measures.iter_calc(own, of_numbers, ranked)]
+        found = [one for own, ranked in asked if own and ranked for one in ir_measures.iter_calc(own, of_numbers, ranked)]
     except Exception as error:  # the evaluators' own errors have no common base
         raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave such measures out.") from None
     values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}

@@ -117,13 +117,13 @@ def from_ranking(
             if unknown := [doc for doc in chosen[query] if doc not in target.first_doc]:
                 raise beir.unknown_ids(unknown, f"documents ranked for {query} that are not in {target.name}")
     lines = (Mined(query, doc, chosen.get(query, []), []) for query, doc in dict.fromkeys(target.pairs))
-    return _some(lines, target), {"unknown_pairs": sum(query not in excluded for query in ranking), "unknown_negatives": 0}
+    return _some(lines, target), {"unknown_queries": sum(query not in excluded for query in ranking)}
 
 
 def _some(lines: Iterable[Mined], target: Target) -> list[Mined]:
     found = [line for line in lines if line.neg_doc_ids]
     if not found:
-        raise InputError(f"no training pair of {target.name} gets a negative; the table marks none as such, or is of other texts.")
+        raise InputError(f"no training pair of {target.name} gets a negative; none is there, or they are of other texts or ids.")
     return found
 
 

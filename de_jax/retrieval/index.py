@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int, Num
 
-from de_jax.settings import check_value
+from de_jax.settings import PositiveInt, check_value
 from de_jax.types import Array, InputError, Ranking
 
 QUERY_BLOCKS = (2, 8, 128)
@@ -277,7 +277,7 @@ def ranking_of(
 
 def empty_ranking(num_queries: int, k: int) -> Ranking:
     """A ranking to be filled: row -1 with score -inf in every place; refuses a depth below 1."""
-    check_depth(k)
+    check_value("k", k, PositiveInt)
     return Ranking(np.full((num_queries, k), -1, np.int32), np.full((num_queries, k), -np.inf, np.float32))
 
 
@@ -322,7 +322,7 @@ def check_distinct(ids: Sequence[Any]) -> None:
 
 def check_search(queries: Any, k: Any, dim: int) -> None:
     """Refuses a depth below 1, and queries of other dimensions than the documents' or with values that are not finite."""
-    check_depth(k)
+    check_value("k", k, PositiveInt)
     _check_rows("queries", queries, f"one query as [1, {dim}]")
     if queries.shape[1] != dim:
         raise InputError(
@@ -338,13 +338,6 @@ def _check_rows(name: str, values: Any, one: str) -> None:
         raise InputError(f"{name} is {values!r:.60}, not an array of numbers; give float32 [n, D].")
     if len(values.shape) != 2:
         raise InputError(f"{name} have the shape {tuple(values.shape)}; give them as rows, {one}.")
-
-
-def check_depth(k: Any) -> None:
-    """Refuses a depth that is no whole number or below 1."""
-    check_value("k", k, int)
-    if k < 1:
-        raise InputError(f"k is {k}; ask for at least 1 document.")
 
 
 def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import layout
-from de_jax.data.stores.corpus import cached_token_store, in_memory
+from de_jax.data.stores.corpus import cached_token_store, in_memory, tokenized
 from de_jax.data.text import beir
 from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import Tokenizer
@@ -44,9 +44,9 @@ class Searcher:
         return [
             [
                 {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
-                for rank, (doc_id, score) in enumerate(self.ranked(row[None], k).items(), start=1)
+                for rank, (doc_id, score) in enumerate(found.items(), start=1)
             ]
-            for row in embeddings
+            for found in self.ranked(embeddings, k)
         ]
 
     def embedding(self, query: str) -> Float[np.ndarray, "1 D"]:
@@ -55,11 +55,16 @@ class Searcher:
         tokens, lengths = padded_tokens(side.tokenizer, [query], max_length=side.max_length, length_multiple=LENGTH_MULTIPLE)
         return np.asarray(self._encode(tokens, lengths))[:, 0]
 
-    def ranked(self, embedding: Float[np.ndarray, "1 D"], k: int) -> dict[str, float]:
-        """The scores of the k best documents by id, best first."""
-        ranking = self._index.search(embedding, k)
-        found = zip(ranking.doc_rows[0].tolist(), ranking.scores[0].tolist(), strict=True)
-        return {self._ids[row]: score for row, score in found if row >= 0}
+    def ranked(self, embeddings: Float[np.ndarray, "q D"], k: int) -> list[dict[str, float]]:
+        """The scores of each query's k best documents by id, best first."""
+        ranking = self._index.search(embeddings, k)
+        found = zip(ranking.doc_rows.tolist(), ranking.scores.tolist(), strict=True)
+        return [{self._ids[row]: score for row, score in zip(*both, strict=True) if row >= 0} for both in found]
+
+    def results(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
+        """The same of many queries by their ids, as a run file has them."""
+        store = tokenized(queries.values(), self._run.query.tokenizer)
+        return dict(zip(queries, self.ranked(encode.queries(self._run, store), k), strict=True))
 
     def compile(self, num_tokens: int) -> None:
         """Compiles the query tower for queries of up to so many tokens, so that no such query waits for it."""

@@ -144,6 +144,8 @@ def test_unknown_ids_are_counted_with_examples(dataset):
         (QRELS + "\t0\td2\t2\n", "line 5: an id is empty"),
         (QRELS + "\t1\td2\t1\n", "line 5: an id is empty"),
         ("query-id\tcorpus-id\tscore\n", "holds no judgement"),
+        ("q1\t0 d1\t1\n", "line 1: both tabs and blanks separate columns; separate them by tabs alone"),
+        ("q1 Q0\td1\t1\n", "line 1: both tabs and blanks separate columns; separate them by tabs alone"),
     ],
 )
 def test_malformed_judgements_are_named(tmp_path, content, message):
@@ -156,6 +158,11 @@ def test_malformed_judgements_are_named(tmp_path, content, message):
 def test_trec_judgements_are_read(tmp_path, content):
     (tmp_path / "qrels.txt").write_text(content)
     assert beir.read_qrels(tmp_path / "qrels.txt") == {"19335": {"1017759": 3, "7": 0}}
+
+
+def test_blanks_in_ids_are_part_of_them_where_a_header_says_so(tmp_path):
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq 0\td1\t1\nq\td 2\t1\n")
+    assert beir.read_qrels(tmp_path / "qrels.tsv") == {"q 0": {"d1": 1}, "q": {"d 2": 1}}
 
 
 def test_written_sets_read_back_and_are_byte_equal(tmp_path):

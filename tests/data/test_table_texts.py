@@ -47,6 +47,22 @@ def test_lists_and_negatives_have_ids_and_a_text_that_is_relevant_elsewhere_has_
     assert (found.docs, found.qrels) == ((["d1", "d0"], ["yes", "no"]), {"query_1": {"d1": 1}})
 
 
+def test_documents_that_are_objects_keep_the_ids_in_them(tmp_path):
+    passage = lambda text, **own: {"title": "", "text": text, **own}  # noqa: E731
+    rows = [
+        {"query_id": "7", "query": "a", "positive_passages": [passage("red", docid="M1")]},
+        {"query_id": "8", "query": "b", "positive_passages": [passage("sea", docid=2), passage("den")]},
+    ]
+    rows[0]["negative_passages"] = [{"docid": "none", "text": ""}, passage("wolf", docid="M4")]
+    rows[1]["negative_passages"] = [passage("red", docid="M1")]
+    found = beir.read(table_of(tmp_path, rows), "any")
+    assert dict(zip(*found.docs, strict=True)) == {"M1": "red", "2": "sea", "doc_2.2": "den", "M4": "wolf"}
+    assert found.qrels == {"7": {"M1": 1}, "8": {"2": 1, "doc_2.2": 1}}
+    rows[1]["negative_passages"] = [passage("another text", docid="M1")]
+    with pytest.raises(InputError, match="two different documents have the id M1"):
+        beir.read(table_of(tmp_path, rows), "any")
+
+
 def test_a_query_that_equals_a_document_has_its_id_unless_it_has_its_own(tmp_path):
     rows = [{"sentence1": "a", "sentence2": "b"}, {"sentence1": "b", "sentence2": "c"}, {"sentence1": "d", "sentence2": "a"}]
     found = beir.read(table_of(tmp_path, rows), "any")

@@ -61,6 +61,17 @@ def test_queries_without_a_relevant_document_are_0_at_any_grade():
     assert found["q0"]["ndcg@10"] == found["q0"]["rr@10" if "rr@10" in found["q0"] else "mrr@10"] == 1.0
 
 
+def test_queries_that_nothing_was_found_for_end_no_program():
+    """trec_eval crashes or never returns where one has no relevant document either, is the first, and other measures are asked."""
+    for measures in (["AP", "Bpref"], ["Rprec", "Bpref", "NumRet"], with_min_relevance(["AP", "Bpref"], 2)):
+        found = score_results({"q1": {"a": 1.0}}, {"q2": {"b": 0}, "q1": {"a": 2}}, measures=measures)
+        assert set(found["q2"].values()) == {0.0}
+        assert min(found["q1"].values()) == 1.0
+    for found in ({}, {"q": {"d": 1.0}}) * 20:
+        assert score_results(found, {"q": {"d": -1}}, measures=["nDCG"]) == {"q": {"ndcg": 0.0}}
+    assert score_results({}, {"q": {"d": 1}}, measures=["NumRel", "NumRet"]) == {"q": {"numrel": 1.0, "numret": 0.0}}
+
+
 def ranking_of(rows, scores=None):
     rows = np.array(rows, np.int32)
     if scores is None:

@@ -179,7 +179,7 @@ def test_a_trec_run_gives_its_best_ranks_but_for_relevant_documents(data, tmp_pa
     metrics.write_trec_run(tmp_path / "bm25.trec", ranked | {"other": {ids[0]: 1.0}})
     flags = [tmp_path / "bm25.trec", f"--dataset_dir={data}", f"--negatives_dir={tmp_path / 'mined'}"]
     report = printed_by("import negatives", [*flags, "--first_rank=2", "--depth=4"], capsys)
-    assert (report["num_pairs"], report["negatives"], report["unknown_pairs"]) == (3, 9, 1)
+    assert (report["num_pairs"], report["negatives"], report["unknown_queries"]) == (3, 9, 1)
     printed_by("export negatives", [tmp_path / "mined", f"--out={tmp_path / 'mined.jsonl.gz'}"], capsys)
     lines = [json.loads(line) for line in gzip.decompress((tmp_path / "mined.jsonl.gz").read_bytes()).splitlines()]
     with pytest.raises(InputError, match=r"--out .*mined\.jsonl\.gz is there already; choose another name, or remove it"):
@@ -212,5 +212,7 @@ def test_negatives_that_are_no_documents_are_refused_or_counted(data, tmp_path, 
     }  # fmt: skip
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([["anchor", "positive", "negative"], ["who?", "me", ROWS[1]["Answer"]]])
-    with pytest.raises(InputError, match=r"no training pair of .* gets a negative; the table marks none"):
+    with pytest.raises(
+        InputError, match=r"no training pair of .* gets a negative; none is there, or they are of other texts or ids"
+    ):
         cli.call("import negatives", list(map(str, flags)))

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -92,6 +93,25 @@ def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
     np.testing.assert_allclose([result["score"] for result in found["results"]], [scores[doc_id] for doc_id in best], atol=1e-5)
     texts = {doc_id: f"{title} {text}" for doc_id, title, text in DOCS}
     assert all(result["text"] == texts[result["id"]] for result in found["results"])
+
+
+def test_topics_without_judgements_give_the_run_that_an_evaluation_writes(trained, dataset_dir, tmp_path, printed):
+    report = printed("evaluate beir", run_dir=trained, dataset_dir=dataset_dir)
+    (kept,) = Path(report["evaluation_dir"]).glob("dense.trec")
+    queries = next(dataset_dir.glob("queries.jsonl*"))
+    flags = {"run_dir": trained, "dataset_dir": dataset_dir, "topics": queries, "k": 100, "out": tmp_path / "run.trec"}
+    found = printed("search", **flags)
+    ours, its = (metrics.read_trec_run(path) for path in (tmp_path / "run.trec", kept))
+    assert found == {"out": str(tmp_path / "run.trec"), "num_queries": len(ours)}
+    for query_id, docs in its.items():
+        assert list(docs) == [one for one in ours[query_id] if one != query_id]
+        np.testing.assert_allclose(list(docs.values()), [ours[query_id][one] for one in docs], atol=1e-6)
+    (tmp_path / "twice.tsv").write_text("a\tfox\na\tden\n")
+    for name, sentence in (("twice.tsv", "line 2: the id a was used before"), ("absent.tsv", "does not exist")):
+        with pytest.raises(InputError, match=sentence):
+            printed("search", **flags | {"topics": tmp_path / name, "run_dir": tmp_path})  # before a model loads
+    with pytest.raises(InputError, match="--topics changes nothing without --out; give both"):
+        printed("search", **{name: value for name, value in flags.items() if name != "out"})
 
 
 def test_the_second_search_encodes_no_document(trained, dataset_dir, printed, monkeypatch):

@@ -146,15 +146,15 @@ def read_qrels(path: str | Path) -> Qrels:
         path: BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four
             (query, unused, document, relevance; blank-separated).
     """
-    path = Path(path)
+    path, has_header = Path(path), False
     qrels: Qrels = {}
     for line, raw in read_lines(path):
-        by_tabs = raw.split("\t")  # which keeps blanks in ids, and shows an empty one
-        columns = by_tabs if len(by_tabs) == 3 else trec_columns.split(raw)
-        if len(by_tabs) == 4:
-            columns = [column.strip(" ") for column in by_tabs]
-        if line == 1 and tuple(columns) == QRELS_HEADER:
+        by_tabs, by_blanks = raw.split("\t"), trec_columns.split(raw)  # tabs keep blanks in ids, and show an empty one
+        columns = {3: by_tabs, 4: [column.strip(" ") for column in by_tabs]}.get(len(by_tabs), by_blanks)
+        if line == 1 and (has_header := tuple(columns) == QRELS_HEADER):
             continue
+        if len(by_tabs) == 3 and len(by_blanks) == 4 and by_blanks[1] in ("0", "Q0") and not has_header:
+            raise InputError(f"{path}, line {line}: both tabs and blanks separate columns; separate them by tabs alone.")
         if len(columns) not in (3, 4):
             raise InputError(f"{path}, line {line}: expected 3 (BEIR) or 4 (TREC) columns, found {len(columns)}.")
         query_id, doc_id, score = columns[0], columns[-2], columns[-1]

@@ -53,7 +53,7 @@ NAMES = {
 
 IDS = {
     "query_id": ("query_id", "query-id", "qid", "question_id"),
-    "doc_id": ("doc_id", "docid", "document_id", "passage_id", "corpus_id", "corpus-id", "pid", "_id", "id"),
+    "doc_id": ("doc_id", "docid", "document_id", "passage_id", "corpus_id", "corpus-id", "pid", "_id", "id", "psg_id"),
 }
 """The names of the columns of ids, the best first."""
 _LONG, _LONGEST = MAX_LINE_BYTES // 8, MAX_LINE_BYTES - 4096
@@ -230,11 +230,12 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     kept = [(text, score) for text, score in zip(negatives, scores[len(docs) :], strict=True) if text]
     num_empty = len(negatives) - len(kept)
     one = Example(queries[0], docs, [text for text, _ in kept], scores[: len(docs)], [score for _, score in kept], num_empty)
-    if ids := {role: _ids(values, columns[role][0]) for role in IDS if role in columns}:
-        own = ids.get("doc_id", [])
-        if own[1:] and len(own) != len(docs):
-            raise ValueError(f"column {columns['doc_id'][0]!r} holds {len(own)} ids for {len(docs)} documents")
-        one = one._replace(query_id=ids.get("query_id", [""])[0], doc_ids=own)
+    ids = {role: _ids(values[columns[role][0]], columns[role][0]) for role in IDS if role in columns}
+    own = ids.get("doc_id") or _ids_within(values, columns["doc"][:1])
+    if own[1:] and len(own) != len(docs):
+        raise ValueError(f"column {columns['doc_id'][0]!r} holds {len(own)} ids for {len(docs)} documents")
+    neg_ids = tuple(own_id for own_id, text in zip(_ids_within(values, given), negatives, strict=False) if text)
+    one = one._replace(query_id=ids.get("query_id", [""])[0], doc_ids=own, neg_ids=neg_ids)
     if "label" in columns:
         return _labelled(one, _labels(values, columns, len(docs), len(one.neg_docs)))
     if not docs:
@@ -260,9 +261,19 @@ def _labelled(one: Example, labels: Sequence[float]) -> Example:
     )
 
 
-def _ids(values: Mapping[str, Any], column: str) -> list[str]:
+def _ids_within(values: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
+    """The ids of documents that are objects, such as Tevatron's docid and DPR's psg_id; none where no document has one."""
+    found: list[str] = []
+    for name in names:
+        several = values[name] if isinstance(values[name], list | tuple) else [values[name]]
+        known = [{key: one[key] for key in IDS["doc_id"] if key in one} if isinstance(one, Mapping) else {} for one in several]
+        found += _ids([next(iter(own.values()), None) for own in known], name)
+    return found if any(found) else ()
+
+
+def _ids(value: Any, column: str) -> list[str]:
     """The ids of a cell, "" for a missing one."""
-    several = values[column] if isinstance(values[column], list | tuple) else [values[column]]
+    several = value if isinstance(value, list | tuple) else [value]
     found = ["" if _is_missing(one) else one for one in several]
     if wrong := next((one for one in found if not isinstance(one, str | int) or isinstance(one, bool)), None):
         raise ValueError(f"column {column!r} holds {_kind(wrong)}, not an id: a text or a whole number")

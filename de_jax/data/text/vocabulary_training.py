@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from de_jax.files import outputs
 from de_jax.types import InputError
 
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-# The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
-_TRAINING_THREADS = 4
 
 
 def train_sentencepiece(
@@ -42,11 +38,12 @@ def train_sentencepiece(
             input_sentence_size=max_texts,
             shuffle_input_sentence=True,
             max_sentence_length=1 << 20,  # bytes; the default drops every text beyond 4,192
-            num_threads=_TRAINING_THREADS,
+            num_threads=4,  # floats are summed by thread, so another number gives another vocabulary
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise InputError(_training_fault(str(error), vocab_size)) from None
+        reason = str(error).rpartition("] ")[2].rstrip(".") or "there is no text"
+        raise InputError(f"sentencepiece cannot train a vocabulary of {vocab_size} pieces: {reason}.") from None
     with outputs.atomic_file(model_file) as temporary:
         temporary.write_bytes(model.getvalue())
 
@@ -74,13 +71,3 @@ def train_wordpiece(texts: Iterable[str], tokenizer_file: str | Path, *, vocab_s
     bert.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=list(of_text.items()))
     with outputs.atomic_file(tokenizer_file) as temporary:
         temporary.write_text(bert.to_str(), encoding="utf-8")
-
-
-def _training_fault(message: str, vocab_size: int) -> str:
-    if too_high := re.search(r"value <= (\d+)", message):
-        return f"a vocabulary of {vocab_size} pieces is more than these texts give; the most is {too_high[1]}."
-    if too_low := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return f"a vocabulary of {vocab_size} pieces is too small for these texts; the least is {too_low[1]}."
-    if "sentences_.empty()" in message:
-        return "no text to train a vocabulary on."
-    return f"sentencepiece could not train a vocabulary of {vocab_size} pieces: {message}"
