@@ -130,7 +130,7 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
     try:
         return _decode(text, _WITH_NAN if allow_nan else _STRICT)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+        raise ValueError(f"not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno})") from None
     except ValueError as error:
         raise ValueError(f"not valid JSON ({error})") from None
 
