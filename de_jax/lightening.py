@@ -77,8 +77,9 @@ def lighten(
         InputError: as of `fine_tune`, too many layers, or no held-out query.
     """
     local, source = addresses.local(run_dir), source_of(model)
+    own = functools.partial(pretrained_tower, source=source)
     data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
-    if layers >= (depth := getattr(pretrained_tower(source=source, tower="query").encoder, "num_layers", 0)):
+    if layers >= (depth := getattr(own(tower="query").encoder, "num_layers", 0)):
         raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}
     options = options_of(source, seed=seed, **given)
@@ -90,12 +91,12 @@ def lighten(
     steps, rate = num_steps or max(1 if epochs else FEWEST_STEPS, of_epochs), RATE if layers else RATE_WITHOUT_LAYERS
     loss: LossFn = functools.partial(losses.in_batch_softmax, temperature=0.05, directions="query_to_doc")
     reads_all = sum(store.num_texts for store in opened.texts.stores) <= 2 * steps * options.batch_size
-    if reads_all and options.max_passages == 1 and pretrained_tower(source=source, tower="doc").normalize:
+    if reads_all and options.max_passages == 1 and own(tower="doc").normalize:
         teach(options, source, data, local / TEACHER_DIR)
         options, loss = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}"), softmax_over_guide
     recipe = recipe_of(source, data, options, loss=loss, num_steps=steps, learning_rate=learning_rate or rate)
     first = tuple(range(layers))
-    light = DualEncoder(query=pretrained_tower(source=source, tower="query", layers=first), doc=recipe.model.doc, shared=())
+    light = DualEncoder(query=own(tower="query", layers=first), doc=own(tower="doc"), shared=())
     start = Initialization(init_from=source, init_layers={"query": first}, seed=seed or 0)
     optimization = dataclasses.replace(recipe.optimization, frozen=("doc/.*",))
     unjudged = functools.partial(without_dev, recipe.data, options=options)  # `_compared` judges
@@ -127,13 +128,12 @@ def _compared(whole: Model, light: Model, data: TrainingSet, folder: Path) -> Li
     queries = light.run.query.tokenizer.decode(dev.query_store.tokens_of(dev.query_rows[:NUM_CALLS]))
     runs = {"whole": whole.encoding, "light": light.encoding}
     timed = {one.name: one for one in latency.measure(runs, queries, batch_sizes=(1,), num_calls=NUM_CALLS)}
-    quality = {name: value for name, value in judged.items() if name not in ("result", "sentence")}
-    report: dict[str, Any] = {"quality": quality, "milliseconds": {name: one.p50 for name, one in timed.items()}}
+    report: dict[str, Any] = {"quality": judged, "milliseconds": {name: one.p50 for name, one in timed.items()}}
     report |= {"times_as_fast": timed["light"].ratio, "device": latency.device()}
     sentence = f"a query takes {timed['light'].p50:.1f} ms in place of {timed['whole'].p50:.1f}, and nDCG@10 is "
     sentence += f"{judged['after']:.3f} in place of {judged['before']:.3f} on {judged['num_queries']:,} held-out questions"
-    if "interval" in judged:
-        sentence += " (95 % of the difference {:+.3f} to {:+.3f}, p {:.2g})".format(*judged["interval"], judged["p"])
+    certain = " (95 % of the difference {:+.3f} to {:+.3f}, p {:.2g})".format
+    sentence += certain(*judged["interval"], judged["p"]) if "interval" in judged else ", too few to tell a difference from chance"
     sentence += "; documents keep their embeddings."
     outputs.write_json(folder / REPORT_FILE, {"sentence": sentence, **report})
     return Light(light, sentence, report)

@@ -381,7 +381,8 @@ class Model:
         ranges: Array | None,
         prompt: str | None,
     ) -> np.ndarray:
-        quantization.check_precision(precision)
+        if precision != "float32":
+            quantization.check_precision(precision)
         check_value("batch_tokens", batch_tokens, PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):

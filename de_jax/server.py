@@ -135,8 +135,10 @@ class Server:
     def app(self) -> Any:
         """Raises InputError: starlette is not installed."""
         with needs("serve", "the server"):
+            from starlette import responses
             from starlette.applications import Starlette
             from starlette.routing import Route
+        self._responses: Any = responses
         posts = {"/v1/embeddings": self._embeddings} | ({"/search": self._search} if self._searcher else {})
         routes = [Route(path, functools.partial(self._answer, path, answer), methods=["POST"]) for path, answer in posts.items()]
         gets = {"/v1/models": self._models, "/health": self._health, "/metrics": self._metrics}
@@ -151,8 +153,6 @@ class Server:
         self._batcher.thread.shutdown()
 
     async def _answer(self, path: str, answer: Callable[[Any], Any], request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
         began, status, headers = time.perf_counter(), 200, {}
         try:
             content = await answer(await self._body(request))
@@ -163,7 +163,7 @@ class Server:
             headers = {429: {"Retry-After": "1"}, 408: {"Connection": "close"}, 413: {"Connection": "close"}}.get(status, {})
         self._answers[path, status] += 1
         self._seconds[path] += time.perf_counter() - began  # type: ignore[assignment]
-        return JSONResponse(content, status, headers)
+        return self._responses.JSONResponse(content, status, headers)
 
     async def _body(self, request: Any) -> dict[str, Any]:
         limits, body = self._limits, bytearray()
@@ -220,22 +220,18 @@ class Server:
         return {"results": found[0] if isinstance(body["query"], str) else found}
 
     async def _models(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "de_jax"} for name in TOWERS]})
+        models = [{"id": name, "object": "model", "owned_by": "de_jax"} for name in TOWERS]
+        return self._responses.JSONResponse({"object": "list", "data": models})
 
     async def _health(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"status": "ok", "embedding_dim": self._model.embedding_dim, "waiting_texts": self._batcher.waiting})
+        found = {"status": "ok", "embedding_dim": self._model.embedding_dim, "waiting_texts": self._batcher.waiting}
+        return self._responses.JSONResponse(found)
 
     async def _metrics(self, request: Any) -> Any:
-        from starlette.responses import PlainTextResponse
-
         lines = [f'de_jax_requests_total{{path="{path}",status="{status}"}} {n}' for (path, status), n in self._answers.items()]
         lines += [f'de_jax_request_seconds_total{{path="{path}"}} {seconds:.6f}' for path, seconds in self._seconds.items()]
         lines += [f"de_jax_texts_total {self._batcher.num_texts}", f"de_jax_batches_total {self._batcher.num_batches}"]
-        return PlainTextResponse("\n".join([*lines, f"de_jax_waiting_texts {self._batcher.waiting}", ""]))
+        return self._responses.PlainTextResponse("\n".join([*lines, f"de_jax_waiting_texts {self._batcher.waiting}", ""]))
 
 
 def run(app: Any, *, host: str, port: int) -> None:

@@ -260,7 +260,8 @@ def _trials(folder: Path, trial: Callable[..., None], plan: Mapping[str, Any]) -
 
 def _between(start: Model, trained: Model) -> dict[float, Model]:
     """The models on the line from the start's parameters to the trained ones."""
-    start = Model(start.run._replace(query=trained.run.query, doc=trained.run.doc), dtype="auto", origin=start.origin)
+    run = start.run._replace(model=trained.run.model, query=trained.run.query, doc=trained.run.doc)
+    start = Model(run, dtype="auto", origin=start.origin)
     return {0.0: start} | {part: merge([start, trained], [1 - part, part]) for part in PARTS}
 
 

@@ -27,6 +27,7 @@ from de_jax.data.text.table_rows import Reading
 from de_jax.files import addresses
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
+from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.mining import guide
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_once_by_bm25
@@ -133,13 +134,12 @@ def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, 
 
 def rate_of(source: str) -> float:
     """The peak of the learning rate for a model without adapters."""
-    return RATE_OF_TABLE if isinstance(pretrained_tower(source=source, tower="query").encoder, StaticConfig) else RATE
+    return RATE_OF_TABLE if isinstance(any_model.read(source, only_sizes=True).model.query.encoder, StaticConfig) else RATE
 
 
 def teach(options: PairsOptions, teacher: str, data: Callable[..., TrainingSet], folder: Path) -> None:
     """Writes a teacher's embeddings of all texts, once, for `PairsOptions.guide_dir`."""
-    read = options_of(teacher, max_query_length=None, max_doc_length=None)
-    ours, its = _texts(data, options), _texts(data, read)
+    ours, its = (_texts(data, one) for one in (options, options_of(teacher, max_query_length=None, max_doc_length=None)))
     hashes = {"queries": ours.query_store.content_hash, "docs": ours.doc_store.content_hash}
     texts = guide.Texts({"queries": its.query_store, "docs": its.doc_store}, hashes)
     guide.write(folder, any_model.open_model(teacher, dtype=sharding.fast_dtype()), teacher, texts)
@@ -160,7 +160,8 @@ def recipe_of(
     mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": mined_every(num_steps)} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
-    query, doc = (pretrained_tower(source=source, tower=side) for side in TOWERS)
+    is_cosine = any(SCORED_BY_PRODUCT in note for note in any_model.read(source, only_sizes=True).notes) or None
+    query, doc = (pretrained_tower(source=source, tower=side, normalize=is_cosine) for side in TOWERS)
     return Recipe(
         model=DualEncoder(query=query, doc=doc, shared=pretrained_sharing(source=source)),
         data=functools.partial(data, options=options),
@@ -203,7 +204,8 @@ def fitted(
     texts = _texts(data, options)
     if len(texts.pairs) < 2 and not is_set["batch_size"]:
         raise InputError("one pair is left to train on, so a batch has no negatives; give more, or a smaller dev_fraction.")
-    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA))
+    distinct = [len(np.unique(column)) // 2 for column in texts.pairs.T]  # a batch has each text once
+    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA, *distinct))
     values = {} if is_set["batch_size"] else {"batch_size": jax.device_count() * max(1, most // jax.device_count())}
     for side, (kind, store) in enumerate(zip(TOWERS, texts.stores, strict=True)):
         longest = getattr(options, f"max_{kind}_length")

@@ -10,6 +10,7 @@ import warnings
 import jax
 import pytest
 from often import often
+from pretrained_folders import write_sentence_transformer
 
 import de_jax
 from de_jax import trainer, trials, tuning
@@ -18,6 +19,7 @@ from de_jax.data.text import beir
 from de_jax.evaluation import dev_scores, fusion, metrics, verdict
 from de_jax.files import outputs
 from de_jax.mining import mining_run
+from de_jax.model import Model
 from de_jax.reports import model_card
 from de_jax.types import InputError
 from tests import tiny_run
@@ -61,9 +63,9 @@ def test_a_table_gives_a_model_that_knows_that_it_is_better(tuned):
 def test_the_same_call_again_trains_nothing(tuned, start):
     model, folder = tuned
     before = (folder / "run/verdict.json").read_bytes()
-    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained or written.$"):
+    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained.$"):
         again = de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST)
-    others = r"written; for data.path = list; optimization.learning_rate = 0.5; other data than it had, take another run_dir.$"
+    others = r"trained; for data.path = list; optimization.learning_rate = 0.5; other data than it had, take another run_dir.$"
     with pytest.warns(UserWarning, match=others):
         de_jax.fine_tune(start, PAIRS[:80], run_dir=folder / "run", dev_fraction=0.3, **{**FAST, "learning_rate": 0.5})
     assert again.scores == model.scores
@@ -415,6 +417,40 @@ def test_a_search_that_could_judge_nothing_says_so_before_it_begins(start):
             dev, _ = trials._enough(data)
         assert any("are too few to judge, so the model will be kept" in str(one.message) for one in told) == is_told
         assert (len(trials.halves(dev.qrels)[1]) < 6) == is_told
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_batch_of_few_answers_or_few_questions_fits_them(start, side, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    rows = [list(PAIRS[row]) for row in range(80)]
+    for row in range(80):
+        rows[row][side] = PAIRS[row % 5][side]
+    options, sizes = tuning.options_of(str(start), max_query_length=8, max_doc_length=16), {"batch_size": None}
+    is_set = {**sizes, "max_query_length": 8, "max_doc_length": 16}
+    found, num_pairs = tuning.fitted(tuning.data_of([tuple(row) for row in rows], None, 0.0), options, is_set=is_set)
+    assert (found.batch_size, num_pairs) == (2, 80)
+    found, _ = tuning.fitted(tuning.data_of(PAIRS[:80], None, 0.0), options, is_set=is_set)
+    assert found.batch_size == 10
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_model_that_is_scored_by_cosine_is_trained_and_compared_by_it(tmp_path, similarity):
+    folder = tmp_path / "model"
+    write_sentence_transformer(folder, "bert", normalize=False)
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"similarity_fn_name": similarity}))
+    with warnings.catch_warnings(action="error"):
+        options = tuning.options_of(str(folder), max_query_length=8, max_doc_length=16, batch_size=2)
+        data = tuning.data_of(PAIRS[:8], None, 0.0)
+        recipe = tuning.recipe_of(
+            str(folder), data, options, num_steps=1, learning_rate=tuning.rate_of(str(folder)), loss=tuning.loss_of()
+        )
+    assert recipe.model.query.normalize == recipe.model.doc.normalize == (similarity == "cosine")
+    with warnings.catch_warnings(action="ignore"):
+        start = de_jax.load(folder)
+    trained = Model(start.run._replace(model=recipe.model), dtype="float32")
+    for one in trials._between(start, trained).values():
+        assert one.run.model.query.normalize == (similarity == "cosine")
 
 
 def test_a_second_search_in_a_folder_is_refused(start, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A light query tower for an index that stays as it is."""
 
 import json
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 import de_jax
 from de_jax import losses
 from de_jax.data.text import beir
+from de_jax.evaluation import latency
 from de_jax.losses.combination import fields_read
 from de_jax.losses.distillation import softmax_over_guide
 from de_jax.types import Embeddings, Guide, InputError
@@ -71,6 +73,20 @@ def test_a_corpus_that_training_hardly_reads_is_not_encoded(start, tmp_path):
     light = de_jax.lighten(start, tmp_path / "data", run_dir=tmp_path / "light", layers=1, **sizes | {"num_steps": 2})
     assert light.report["quality"]["num_queries"] <= 15
     assert not (tmp_path / "light/teacher").exists()
+
+
+@pytest.mark.soak
+def test_few_questions_are_said_to_tell_nothing(start, tmp_path):
+    light = de_jax.lighten(start, PAIRS, run_dir=tmp_path / "light", layers=1, **SIZES | {"num_steps": 1, "dev_fraction": 0.02})
+    assert light.report["quality"]["result"] == "not judged"
+    assert "held-out questions, too few to tell a difference from chance; documents keep their embeddings" in light.sentence
+
+
+def test_timing_says_nothing_of_queries_that_are_cut(start):
+    queries = [" ".join(["red fox den"] * number) for number in (5, 6, 7)]
+    with warnings.catch_warnings(action="error"):
+        (found,) = latency.measure({"whole": start.encoding}, queries, batch_sizes=(1,), num_calls=3)
+    assert found.p50 > 0
 
 
 def test_a_query_may_be_the_average_of_its_tokens(start, tmp_path):

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from de_jax.data.text import beir
 from de_jax.evaluation.task import Policy, beir_task, evaluate
+from de_jax.files import outputs
 from de_jax.retrieval import encode
 from de_jax.retrieval.searcher import padded_tokens
 from de_jax.training.run.run_folder import Run
@@ -39,6 +40,7 @@ class Latency(NamedTuple):
     ratio: float  # the median, over the calls, of the first run's time over this one's, without tokenizer
 
 
+@outputs.collecting(is_quiet=True)  # a query that is cut is no share of the texts
 def measure(
     runs: Mapping[str, Run],
     queries: Sequence[str],

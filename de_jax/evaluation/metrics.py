@@ -260,9 +260,7 @@ def _parse(measure: str) -> tuple[str, Any]:
             f"measure {measure!r} is unknown to ir-measures, or has a wrong value; nDCG@10, RR@10 and R(rel=2)@100 are examples."
         ) from None
     if missing:
-        raise InputError(
-            f"measure {measure!r} lacks a value of {' and '.join(missing)}; parameters are written as in SDCG(max_rel=3)@10."
-        )
+        raise InputError(f"measure {measure!r} lacks a value of {' and '.join(missing)}; write it as in SDCG(max_rel=3)@10.")
     if not ir_measures.DefaultPipeline.supports(parsed):
         raise InputError(f"measure {measure!r} cannot be computed here; nDCG@10, RR@10 and R@100 are examples that can.")
     for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another

@@ -147,8 +147,7 @@ def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:
 
     if np.all(np.abs(differences) <= TIE):
         return 1.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences have no variance, and p is 0
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal differences have no variance, and p is 0
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
@@ -161,11 +160,12 @@ def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int
 
     if num_resamples < 1:
         raise InputError(f"{num_resamples} resamples are too few; give at least 1.")
-    if np.all(np.abs(differences) <= TIE):
+    differing = differences[np.abs(differences) > TIE]  # swapping the others changes nothing
+    if len(differing) < 2:
         return 1.0
-    batch = max(1, 2**24 // len(differences))  # bounds memory
+    batch = max(1, 2**24 // len(differing))  # bounds memory
     options: dict[str, Any] = {"permutation_type": "samples", "vectorized": True, "n_resamples": num_resamples, "batch": batch}
-    return float(stats.permutation_test((differences,), np.mean, rng=np.random.default_rng(seed), **options).pvalue)
+    return float(stats.permutation_test((differing,), np.mean, rng=np.random.default_rng(seed), **options).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

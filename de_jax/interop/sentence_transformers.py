@@ -58,7 +58,7 @@ STATIC, TABLE = "StaticEmbedding", "embedding.weight"
 KINDS = ("Transformer", "Pooling", STATIC, "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
-SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.normalize=True makes it a cosine"
+SCORED_BY_PRODUCT = "are scored here by their inner product; fine_tune and pretrained_tower.normalize=True make it a cosine"
 ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",

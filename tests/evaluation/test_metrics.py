@@ -35,7 +35,7 @@ def test_parameters_that_a_measure_does_not_take_are_refused(measure):
 
 @pytest.mark.parametrize("measure", ["SDCG@10", "INSQ", "BPM", "R"])
 def test_a_measure_that_lacks_a_parameter_says_which(measure):
-    with pytest.raises(InputError, match=r"lacks a value of [a-zA-Z_]+( and [a-zA-Z_]+)*; parameters are written as in SDCG"):
+    with pytest.raises(InputError, match=r"lacks a value of [a-zA-Z_]+( and [a-zA-Z_]+)*; write it as in SDCG"):
         names_of([measure])
 
 

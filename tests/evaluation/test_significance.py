@@ -36,6 +36,15 @@ def test_the_permutation_test_tries_every_swap_of_a_few_queries():
     assert significance.permutation_test(differences) == pytest.approx(expected, abs=1e-9)
 
 
+def test_queries_without_a_difference_leave_the_permutation_test_exact():
+    differences = np.zeros(300)
+    differences[:10] = np.random.default_rng(0).normal(0.3, 1, 10)
+    swaps = np.array(list(itertools.product((1, -1), repeat=10))) @ differences[:10]
+    exact = np.mean(np.abs(swaps) >= abs(differences.sum()) - 1e-12)
+    assert significance.permutation_test(differences) == pytest.approx(exact, abs=1e-12)
+    assert significance.permutation_test(np.eye(20)[0]) == 1.0
+
+
 def test_the_permutation_test_agrees_with_the_t_test_on_many_queries_and_repeats_itself(systems):
     differences = systems[0] - systems[1]
     found = significance.permutation_test(differences, seed=1)

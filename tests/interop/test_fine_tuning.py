@@ -185,7 +185,7 @@ def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_told_apart(tmp_
     file.write_text(json.dumps(settings | ({} if name == "absent" else {"similarity_fn_name": name})))
     source = str(tmp_path / "model")
     for more in ({}, {"pooling": "mean"}):
-        with pytest.warns(UserWarning, match=r"scores by cosine, .* pretrained_tower\.normalize=True makes it a cosine"):
+        with pytest.warns(UserWarning, match=r"scores by cosine, .* pretrained_tower\.normalize=True make it a cosine"):
             assert not fine_tuning.pretrained_tower(source=source, **more).normalize
     with warnings.catch_warnings(action="error"):
         assert fine_tuning.pretrained_tower(source=source, normalize=True).normalize

@@ -179,7 +179,7 @@ def ended(recipe: Any, fingerprints: Mapping[str, str], run_dir: Path, step: int
     """The sentence about a run that ended before, with what this call would have otherwise."""
     changed = [*changes(recipe, run_dir), *filter(None, [_changed_data(fingerprints, run_dir)])]
     other = f"; for {'; '.join(changed)}, take another run_dir" if changed else ""
-    return f"{run_dir} already ended at step {step}; nothing was trained or written{other}."
+    return f"{run_dir} already ended at step {step}; nothing was trained{other}."
 
 
 def check_continues(recipe: Any, run_dir: Path) -> None:
