@@ -253,7 +253,7 @@ def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_
 def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json", "data.json")}
-    with pytest.warns(UserWarning, match="written; for optimization.learning_rate = 0.5, take another run_dir.$"):
+    with pytest.warns(UserWarning, match="trained; for optimization.learning_rate = 0.5, take another run_dir.$"):
         cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before
 
