@@ -162,6 +162,7 @@ WRITERS = {
     "export model": "--run_dir={run} --format=sentence_transformers --out_dir={out}",
     "export negatives": "{negatives} --out={out}",
     "export index": "--run_dir={run} --dataset_dir={data} --to=parquet --out={out}",
+    "search": "--run_dir={run} --dataset_dir={data} --topics={data}/queries.jsonl --out={out}",
     "mine pairs": "--run_dir={run} --dataset_dir={data} --last_rank=20 --negatives_dir={out}",
     "score pairs": "--model={run} --dataset_dir={data} --negatives_dir={negatives} --out_dir={out}",
     "encode guide": "--model={run} --dataset_dir={data} --out_dir={out}",

@@ -79,7 +79,7 @@ def test_inputs_that_cannot_be_are_refused_first(tmp_path, dataset, run):
         run(f"--texts_file={tmp_path / 'absent.tsv'}")
     with pytest.raises(InputError, match="--train_vocab_size is 0"):
         run(f"--dataset_dir={dataset}", "--train_vocab_size=0")
-    with pytest.raises(InputError, match="vocabulary of 5000 pieces is more than these texts give"):
+    with pytest.raises(InputError, match="vocabulary of 5000 pieces: Vocabulary size too high"):
         run(f"--dataset_dir={dataset}", "--train_vocab_size=5000")
     with pytest.raises(InputError, match=r"holds neither spiece\.model nor tokenizer\.json"):
         run(f"--dataset_dir={dataset}")
