@@ -53,6 +53,40 @@ def scored(run_file, qrels_file):
     return tuple(found[name] for name in NAMES)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_any_grades_and_missing_results_score_as_pytrec_eval_has_each_query(seed):
+    """A query without results or without a relevant document, which pytrec_eval does not survive beside others, is 0."""
+    rng = np.random.default_rng(seed)
+    names = {
+        "nDCG@10": "ndcg_cut_10",
+        "nDCG": "ndcg",
+        "AP": "map",
+        "Bpref": "bpref",
+        "Rprec": "Rprec",
+        "infAP": "infAP",
+        "P@5": "P_5",
+        "NumRet": "num_ret",
+    }
+    wanted = {"ndcg_cut.10", "ndcg", "map", "bpref", "Rprec", "infAP", "P.5", "num_ret"}
+    for _ in range(50):
+        docs, queries = [f"d{row}" for row in range(rng.integers(1, 9))], [f"q{row}" for row in range(rng.integers(1, 6))]
+        highest = {query: int(rng.choice([0, 1, 4])) for query in queries}  # a query's grades are below it
+        qrels = {query: {doc: int(rng.integers(-2, highest[query])) for doc in docs if rng.random() < 0.6} for query in queries}
+        ranked = {
+            query: [doc for doc in rng.permutation(docs).tolist() if rng.random() < 0.6] for query in queries if rng.random() < 0.7
+        }
+        results = {query: {doc: -float(rank) for rank, doc in enumerate(own)} for query, own in ranked.items()}
+        if not any(qrels.values()):
+            continue
+        for query, found in metrics.score_results(results, qrels, measures=[*names]).items():
+            expected = dict.fromkeys(names.values(), 0.0)
+            if results.get(query) and any(grade > 0 for grade in qrels[query].values()):
+                expected = pytrec_eval.RelevanceEvaluator({query: qrels[query]}, wanted).evaluate({query: results[query]})[query]
+            of_query = dict(zip(names, found.values(), strict=True))
+            expected |= {"num_ret": len(results.get(query, ()))}
+            assert of_query == pytest.approx({name: expected[theirs] for name, theirs in names.items()}, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", FROZEN)
 def test_any_order_of_lines_ranks_and_ties_scores_as_trec_eval_has_it(tmp_path, name):
     run_file = written(tmp_path / "run.trec", foreign_runs.run_text(name))
