@@ -222,6 +222,14 @@ def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, 
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 
 
+def test_ids_in_the_place_of_texts_are_noticed(vocabulary, tmp_path, recwarn):
+    """As of MS MARCO's triples of ids."""
+    opened([{"query": str(100 + i), "doc": str(900 + i)} for i in range(9)], vocabulary, tmp_path, batch_size=2)
+    assert sum("9 rows have numbers in the place of texts, as ids are" in str(one.message) for one in recwarn) == 1
+    opened([{"query": f"add {i}", "doc": str(i)} for i in range(9)], vocabulary, tmp_path, batch_size=2)
+    assert sum("numbers in the place" in str(one.message) for one in recwarn) == 1
+
+
 def test_the_most_queries_to_score_name_another_folder_only_where_a_share_is_held_out(vocabulary):
     def fingerprint(share, most):
         tables = tables_of(Table(ROWS), dev_fraction=share)._replace(dev_most=most)

@@ -109,7 +109,7 @@ class Reading:
 
     def examples(self) -> Iterator[Example]:
         """Yields the contents of each row."""
-        first_fault, num_scored, num_words, num_empty, num_irrelevant = "", 0, 0, 0, 0
+        first_fault, num_scored, num_words, num_empty, num_irrelevant, num_numbers = "", 0, 0, 0, 0, 0
         for row in read(self.table, self._wanted):
             self.num_rows += 1
             try:
@@ -124,15 +124,17 @@ class Reading:
                 num_words += one.num_words
                 num_empty += one.num_empty_negatives
                 num_irrelevant += not one.docs
+                num_numbers += one.query.isdecimal() and all(text.isdecimal() for text in one.docs)
                 num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
                 yield one._replace(row=self.num_rows) if self._as_texts else one
-        if num_words:
-            nothing = "are words for nothing, such as None or nan; leave those cells empty if nothing was there"
-            outputs.tell(f"{self.table.name}: {num_words} texts {nothing}.")
-        if num_empty:
-            outputs.tell(f"{self.table.name}: empty hard negatives left out: {num_empty}.")
-        if num_irrelevant:
-            outputs.tell(f"{self.table.name}: rows of label 0 alone, which are no training pairs: {num_irrelevant}.")
+        notes = {
+            f"{num_words} texts are words for nothing, such as None or nan; leave a cell empty where nothing was": num_words,
+            f"{num_numbers} rows have numbers in the place of texts, as ids are; give the texts": num_numbers > self.num_rows / 2,
+            f"empty hard negatives left out: {num_empty}": num_empty,
+            f"rows of label 0 alone, which are no training pairs: {num_irrelevant}": num_irrelevant,
+        }
+        for note in filter(notes.get, notes):
+            outputs.tell(f"{self.table.name}: {note}.")
         if num_scored:
             outputs.tell(
                 f"{self.table.name}: {num_scored} rows have a score and no negative; their documents count as relevant, however "
