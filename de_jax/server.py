@@ -135,10 +135,10 @@ class Server:
     def app(self) -> Any:
         """Raises InputError: starlette is not installed."""
         with needs("serve", "the server"):
-            from starlette import responses
             from starlette.applications import Starlette
+            from starlette.responses import JSONResponse, PlainTextResponse
             from starlette.routing import Route
-        self._responses: Any = responses
+        self._json, self._text = JSONResponse, PlainTextResponse
         posts = {"/v1/embeddings": self._embeddings} | ({"/search": self._search} if self._searcher else {})
         routes = [Route(path, functools.partial(self._answer, path, answer), methods=["POST"]) for path, answer in posts.items()]
         gets = {"/v1/models": self._models, "/health": self._health, "/metrics": self._metrics}
@@ -163,7 +163,7 @@ class Server:
             headers = {429: {"Retry-After": "1"}, 408: {"Connection": "close"}, 413: {"Connection": "close"}}.get(status, {})
         self._answers[path, status] += 1
         self._seconds[path] += time.perf_counter() - began  # type: ignore[assignment]
-        return self._responses.JSONResponse(content, status, headers)
+        return self._json(content, status, headers)
 
     async def _body(self, request: Any) -> dict[str, Any]:
         limits, body = self._limits, bytearray()
@@ -183,8 +183,7 @@ class Server:
         return value
 
     def _texts(self, body: dict[str, Any], name: str) -> list[str]:
-        found = body.get(name)
-        texts = [found] if isinstance(found, str) else found
+        texts = [body[name]] if isinstance(body.get(name), str) else body.get(name)
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise Refused(400, f"{name!r} must be a text or a list of texts; token ids are not taken.")
         if len(texts) > self._limits.texts:
@@ -220,25 +219,26 @@ class Server:
         return {"results": found[0] if isinstance(body["query"], str) else found}
 
     async def _models(self, request: Any) -> Any:
-        models = [{"id": name, "object": "model", "owned_by": "de_jax"} for name in TOWERS]
-        return self._responses.JSONResponse({"object": "list", "data": models})
+        return self._json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "de_jax"} for name in TOWERS]})
 
     async def _health(self, request: Any) -> Any:
-        found = {"status": "ok", "embedding_dim": self._model.embedding_dim, "waiting_texts": self._batcher.waiting}
-        return self._responses.JSONResponse(found)
+        return self._json({"status": "ok", "embedding_dim": self._model.embedding_dim, "waiting_texts": self._batcher.waiting})
 
     async def _metrics(self, request: Any) -> Any:
         lines = [f'de_jax_requests_total{{path="{path}",status="{status}"}} {n}' for (path, status), n in self._answers.items()]
         lines += [f'de_jax_request_seconds_total{{path="{path}"}} {seconds:.6f}' for path, seconds in self._seconds.items()]
         lines += [f"de_jax_texts_total {self._batcher.num_texts}", f"de_jax_batches_total {self._batcher.num_batches}"]
-        return self._responses.PlainTextResponse("\n".join([*lines, f"de_jax_waiting_texts {self._batcher.waiting}", ""]))
+        return self._text("\n".join([*lines, f"de_jax_waiting_texts {self._batcher.waiting}", ""]))
 
 
 def run(app: Any, *, host: str, port: int) -> None:
-    """Serves until SIGINT or SIGTERM; then takes no more requests, answers those it has, and returns."""
+    """Prints the address, serves until SIGINT or SIGTERM, then answers the requests it has and returns."""
     import uvicorn
 
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", limit_concurrency=1024, timeout_keep_alive=10, timeout_graceful_shutdown=60
     )
-    uvicorn.Server(config).run()
+    listening = config.bind_socket()
+    listening.listen(config.backlog)  # a client may call as soon as it reads the address
+    print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
+    uvicorn.Server(config).run(sockets=[listening])

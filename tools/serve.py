@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -77,5 +76,4 @@ def serve(
             served.encode(tower, [f"how high is mont blanc {place}" for place in range(number)])
     if host not in THIS_MACHINE:
         print("Everyone who can reach the address can use this model.", file=sys.stderr)
-    print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)
     server.run(app, host=host, port=port)
