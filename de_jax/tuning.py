@@ -227,7 +227,7 @@ def source_of(model: str | Path | Model) -> str:
     """What names a model in a recipe."""
     if isinstance(model, Model) and model.origin is None:
         is_not_there = "is merged, or was loaded with options such as step or prompts, which training would not know"
-        raise InputError(f"{model!r} {is_not_there}; save it with model.save(<folder>), and give that folder.")
+        raise InputError(f"{model!r} {is_not_there}; save it, without truncate_dim, by model.save(<folder>), and give that folder.")
     return str(model.origin if isinstance(model, Model) else model)
 
 

@@ -134,7 +134,7 @@ def test_what_cannot_be_trained_on_is_refused(pairs, options, match, start, tmp_
 @pytest.mark.parametrize("role", ["model", "teacher"])
 def test_a_model_that_no_folder_holds_is_refused_until_it_is_saved(role, options, tuned, tmp_path):
     other = de_jax.merge([tuned[0], tuned[0]]) if options is None else de_jax.load(tuned[1] / "run", **options)
-    with pytest.raises(InputError, match=r"save it with model.save\(<folder>\), and give that folder"):
+    with pytest.raises(InputError, match=r"save it, without truncate_dim, by model.save\(<folder>\), and give that folder"):
         de_jax.fine_tune(**{"model": tuned[0], role: other}, pairs=PAIRS, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
