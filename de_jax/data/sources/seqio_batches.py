@@ -8,7 +8,8 @@ All sources share one shuffling and batching (`batches.pair_batches`), and the s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,10 @@ def seqio_pairs(
     seqio_tasks.load_tasks(task, module, module_args, task_cache_dirs, skip_empty=skip_empty)
     selection = Selection(task, split, dev_task, options.dev_split, use_cached, skip_empty)
     parent = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
+    exported = functools.partial(_exported, parent=parent, module=module, module_args=module_args)
     if window:
-        return _streamed(selection, parent, module, module_args, window, options, share)
-    return pair_store.stored_pairs(str(_exported(selection, parent, module, module_args)), options=options, share=share)
+        return _streamed(selection, exported, parent / "streams", window, options, share)
+    return pair_store.stored_pairs(str(exported(selection)), options=options, share=share)
 
 
 def _exported(selection: Selection, parent: Path, module: str, module_args: Mapping[str, Any] | None) -> Path:
@@ -77,25 +79,18 @@ def _exported(selection: Selection, parent: Path, module: str, module_args: Mapp
 
 
 def _streamed(
-    selection: Selection,
-    parent: Path,
-    module: str,
-    module_args: Mapping[str, Any] | None,
-    window: int,
-    options: PairsOptions,
-    share: Share,
+    selection: Selection, exported: Callable[[Selection], Path], sizes_dir: Path, window: int, options: PairsOptions, share: Share
 ) -> TrainingSet:
     """Training pairs as a stream; the dev split is read first, into a folder of its own."""
     plain = PairsOptions()
-    if wrong := next(
-        (name for name in _NEED_ALL_TEXTS if (getattr(options, name) or None) != (getattr(plain, name) or None)), None
-    ):
+    changed = (name for name in _NEED_ALL_TEXTS if (getattr(options, name) or None) != (getattr(plain, name) or None))
+    if wrong := next(changed, None):
         raise InputError(f"{wrong} is set, which a stream does not support; leave it out, or set seqio_pairs.window to 0.")
     if share.source:
         raise InputError(f"the source {share.source} is a stream, which a mixture does not support; set its window to 0.")
     max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
     num_drawn = {"neg_doc": options.num_neg_docs, "neg_query": options.num_neg_queries}
-    shards, tokenizers = seqio_tasks.open_stream(selection, max_lengths, parent / "streams", num_drawn)
+    shards, tokenizers = seqio_tasks.open_stream(selection, max_lengths, sizes_dir, num_drawn)
     given = {"tokenizer": (options.tokenizer, "query"), "doc_tokenizer": (options.doc_tokenizer, "doc")}
     for name, (wanted, side) in given.items():
         if wanted and opened(wanted).fingerprint != tokenizers[side].fingerprint:
@@ -103,8 +98,8 @@ def _streamed(
     dev = None
     if selection.dev_split is not None:
         of_dev = selection._replace(task=selection.dev_task or selection.task, split=selection.dev_split)
-        folder = _exported(of_dev, parent, module, module_args)
-        opened_dev = pair_store.stored_pairs(str(folder), options=options, share=dataclasses.replace(share, is_joined=True))
+        alone = dataclasses.replace(share, is_joined=True)
+        opened_dev = pair_store.stored_pairs(str(exported(of_dev)), options=options, share=alone)
         if any(getattr(opened_dev, side).tokenizer.fingerprint != tokenizers[side].fingerprint for side in tokenizers):
             raise InputError(f"the task '{of_dev.task}' has another vocabulary than '{selection.task}'; a tower has one.")
         dev = opened_dev.dev

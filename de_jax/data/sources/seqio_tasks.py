@@ -10,6 +10,7 @@ or below are not trained on.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -150,8 +151,6 @@ def _parts(name: str) -> list[tuple[Any, float]]:
 
 def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
     """A task as the writer of pairs wants it; texts come from tasks of their own if there are any."""
-    if split not in task.splits:
-        raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
     texts: dict[str, TextSource | None] = dict.fromkeys(SIDES)
     features = ["query_id", "doc_id", *(name for name in _OPTIONAL if name in _features(task))]
     for side in SIDES:
@@ -159,8 +158,8 @@ def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
         if found is task:
             features.append(side)
         else:
-            texts[side] = TextSource(found.name, _chunks(found, TEXTS_SPLIT, use_cached, [f"{side}_id", side]))
-    return PairSource(task.name, rate, _chunks(task, split, use_cached, features), texts)
+            texts[side] = TextSource(found.name, functools.partial(_chunks, found, TEXTS_SPLIT, use_cached, [f"{side}_id", side]))
+    return PairSource(task.name, rate, functools.partial(_chunks, task, split, use_cached, features), texts)
 
 
 def _texts_task(task: Any, side: str) -> Any:
@@ -185,6 +184,8 @@ def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
     import tensorflow as tf
 
     seqio = import_seqio()
+    if split not in task.splits:
+        raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
     if use_cached and task.supports_caching:
         if not task.cache_dir:
             searched = ", ".join(seqio.get_global_cache_dirs()) or "any folder"
@@ -193,8 +194,6 @@ def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
                 "or set use_cached to False."
             )
         paths = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}*")
-    elif split not in task.splits:
-        raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
     else:
         paths = task.source.files(split) if hasattr(task.source, "files") else task.source.list_shards(split)
     stats = [(path, tf.io.gfile.stat(path)) for path in sorted(map(str, paths)) if tf.io.gfile.exists(path)]
@@ -253,14 +252,10 @@ def _check_read(task: Any, side: str, rows: Sequence[np.ndarray]) -> None:
         )
 
 
-def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) -> Callable[[], Iterator[Columns]]:
-    """Reads some features of a task in the order of its source, many examples at a time."""
-
-    def chunks() -> Iterator[Columns]:
-        read = _read(task, split, use_cached, features)
-        yield from progress_bar(read, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1)
-
-    return chunks
+def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) -> Iterator[Columns]:
+    """Yields some features of a task in the order of its source, many examples at a time."""
+    read = _read(task, split, use_cached, features)
+    yield from progress_bar(read, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1)
 
 
 def _read(
@@ -328,12 +323,8 @@ def open_stream(
                 dataset = dataset.filter(lambda example: has_text(example, "query") & has_text(example, "doc"))
             if is_graded:
                 dataset = dataset.filter(lambda example: tf.cast(example["relevance"], tf.float32) > 0)
-            return dataset.skip(skip).map(
-                lambda example: (
-                    {name: tokens[: max_lengths.get(name)] for name, tokens in example.items() if name in SIDES}
-                    | {name: value for name, value in example.items() if name not in SIDES}
-                )
-            )
+            cut = lambda name, value: value[: max_lengths[name]] if name in SIDES else value  # noqa: E731
+            return dataset.skip(skip).map(lambda example: {name: cut(name, value) for name, value in example.items()})
 
         features = [name for name in ("query", "doc", "query_id", "doc_id", "relevance") if name in there]
         return _read(task, selection.split, selection.use_cached, features, seqio.ShardInfo(shard, num_shards), change)
