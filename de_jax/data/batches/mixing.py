@@ -95,7 +95,9 @@ def mixed_epochs(
     if min(rates) <= 0:
         raise InputError(f"a task's mixing rate is {min(rates):g}; it must be above 0, or leave the task out.")
     shares = _shares(rates)
-    counts = _apportion(shares, int(sizes.sum()))
+    exact = shares * sizes.sum()
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: sizes.sum() - counts.sum()]] += 1  # the largest remainders are rounded up
     if not counts.all():
         smallest, share = int(np.argmin(counts)), shares.min()
         raise InputError(
@@ -107,13 +109,10 @@ def mixed_epochs(
         order or functools.partial(_shuffled, seed, task, int(sizes[task]))
         for task, order in enumerate(orders or [None] * len(sizes))
     ]
+    tasks = list(zip(passes, sizes.tolist(), starts.tolist(), counts.tolist(), strict=True))
 
     def epoch(number: int) -> np.ndarray:
-        drawn = [
-            _draws(passes[task], int(sizes[task]), number * count, count) + starts[task]
-            for task, count in enumerate(counts.tolist())
-        ]
-        rows = np.concatenate(drawn)
+        rows = np.concatenate([_draws(order, size, number * count, count) + start for order, size, start, count in tasks])
         return rows[np.random.default_rng((seed, number, len(counts))).permutation(len(rows))]
 
     return epoch
@@ -134,11 +133,3 @@ def _draws(order: Order, size: int, first: int, count: int) -> np.ndarray:
     passes = range(first // size, (first + count - 1) // size + 1)
     start = first - passes[0] * size
     return np.concatenate([order(number) for number in passes])[start : start + count].astype(np.int64)
-
-
-def _apportion(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to `total`, as near to `shares * total` as can be: the largest remainders are rounded up."""
-    exact = shares * total
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]] += 1
-    return counts

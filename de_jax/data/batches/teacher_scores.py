@@ -129,10 +129,9 @@ def file_of(path: str | Path) -> Path:
     return path / SCORES_FILE
 
 
-_OF_TEXTS = dict.fromkeys(KINDS, str)
 GUIDE = Kind(
     "guide",
-    Record({"guide": str, "dim": PositiveInt, "texts": Record(_OF_TEXTS)}),
+    Record({"guide": str, "dim": PositiveInt, "texts": Record(dict.fromkeys(KINDS, str))}),
     make="run de-jax encode guide on it until it ends",
     mend="delete the folder and encode again",
 )

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, ranked_texts, usable_queries
+from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, rank_queries, ranked_texts
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.query_store import GeneratedQueries, gold_queries, open_queries
 from de_jax.data.expansion.relevance import MEASURES, Measure
@@ -87,9 +87,7 @@ class CurriculumTexts:
         return RankedQueries(np.concatenate([nothing, *orders]), np.zeros(int(offsets[-1]), np.float32), offsets)
 
     def _order_of(self, pair: int, doc: int) -> np.ndarray:
-        gold, queries = self._golds[pair], self._queries.texts(doc)
-        usable = usable_queries(queries, gold)
-        return usable[np.argsort(-self._measure(pair, gold, queries)[usable], kind="stable")]
+        return rank_queries(self._golds, lambda _: self._queries.texts(doc), self._measure, range(pair, pair + 1)).order
 
 
 def open_expansion(

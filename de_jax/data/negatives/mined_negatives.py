@@ -304,21 +304,17 @@ def read_switches(path: str | Path) -> list[Switch]:
     """The switches of a run so far, by rising step; a last line that was cut off never came into force, and is left out."""
     path = Path(path)
     switches: list[Switch] = []
-    num_whole = read_bytes(path).count(b"\n") if path.exists() else 0
-    records = reading.read_records(path, _SWITCH) if path.exists() else iter(())
-    while True:
-        try:
-            line, record = next(records, (0, None))
-        except InputError:
-            if len(switches) == num_whole:
-                break
+    if not path.exists():
+        return switches
+    num_whole = read_bytes(path).count(b"\n")
+    try:
+        for line, record in reading.read_records(path, _SWITCH):
+            if switches and record["step"] <= switches[-1].step:
+                raise InputError(f"{path}, line {line}: step is {record['step']}, expected a step beyond {switches[-1].step}.")
+            switches.append(Switch(**record))
+    except InputError:
+        if len(switches) != num_whole:
             raise
-        if record is None:
-            break
-        switch = Switch(**record)
-        if switches and switch.step <= switches[-1].step:
-            raise InputError(f"{path}, line {line}: step is {switch.step}, expected a step beyond {switches[-1].step}.")
-        switches.append(switch)
     return switches
 
 

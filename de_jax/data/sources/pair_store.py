@@ -97,7 +97,12 @@ def trained_on(store: TrainingPairs, options: PairsOptions, share: Share) -> Tra
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
     epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
-    pairs = store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order)
+
+    def own_queries() -> list[str]:
+        texts = store.query_tokenizer.decode(store.query_store.tokens_of(np.arange(store.query_store.num_texts)))
+        return [texts[row] for row in store.pairs[:, 0].tolist()]
+
+    pairs = store._replace(own_queries=own_queries, epoch_order=epoch_order)
     found = training_set(pairs, options, share)
     if options.num_for_both:
         asked = store.dev_qrels or set(store.query_store.ids)
@@ -287,12 +292,6 @@ def _for_doc_tower(store: TrainingPairs, rows: np.ndarray) -> TokenStore:
     found.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     found.prefix_ids, found.suffix_ids = store.doc_tokenizer.prefix_ids, store.doc_tokenizer.suffix_ids
     return found
-
-
-def _query_texts(store: TrainingPairs) -> list[str]:
-    """Each pair's query."""
-    texts = store.query_tokenizer.decode(store.query_store.tokens_of(np.arange(store.query_store.num_texts)))
-    return [texts[row] for row in store.pairs[:, 0].tolist()]
 
 
 def _open_arrays(folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore) -> dict[str, Any]:

@@ -236,12 +236,9 @@ def cached_token_store(
     if kind not in KINDS:
         raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")
     read = functools.partial(beir.iter_all, texts_file, with_title=kind == "docs", skip_empty=skip_empty)
-    texts_file, cache_dir = Path(texts_file), Path(cache_dir)
-    if not texts_file.is_file():
-        raise InputError(f"{texts_file} does not exist.")
     made_from = (kind, str(skip_empty), tokenizer.fingerprint, reading.sha256_of(texts_file))
     key = folders.key_of(str(TOKEN_STORE.format), *made_from)
-    store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
+    store_dir = Path(cache_dir) / f"{Path(texts_file).name.split('.')[0]}-{key}"
 
     def build(folder: Path) -> TokenStore:
         with of_file(texts_file):

@@ -18,7 +18,6 @@ from de_jax.files.folders import Kind
 from de_jax.settings import Maybe, NonNegativeInt, PositiveInt, Record, Size, list_of, some_text
 from de_jax.types import InputError
 
-_TOKEN = NonNegativeInt
 TOKEN_STORE = Kind(
     "token store",
     Record(
@@ -27,8 +26,8 @@ TOKEN_STORE = Kind(
             "num_tokens": Size,
             "token_dtype": Maybe(Literal["<i4", "<u2"], "<i4"),
             "vocab_size": PositiveInt,
-            "prefix_ids": list_of(_TOKEN),
-            "suffix_ids": list_of(_TOKEN),
+            "prefix_ids": list_of(NonNegativeInt),
+            "suffix_ids": list_of(NonNegativeInt),
             "tokenizer_fingerprint": some_text,
             "content_hash": some_text,
         }

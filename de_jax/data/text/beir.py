@@ -274,22 +274,16 @@ def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     text_id = record.get("_id")
-    title = record.get("title") or "" if with_title else ""
-    text = record.get("text")
     if isinstance(text_id, int) and not isinstance(text_id, bool):
         text_id = str(text_id)
-    given = {"_id": text_id, "text": text, "title": title}
-    text_id, text, title = (_string(record, name, value) for name, value in given.items())
+    given: dict[str, Any] = {"_id": text_id, "text": record.get("text"), "title": record.get("title") or "" if with_title else ""}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            found = f"is {reprlib.repr(value)}" if name in record else f"is missing among {reprlib.repr(list(record))}"
+            raise ValueError(f"{name!r} {found}, expected a string")
     metadata = record.get("metadata")
     url = record.get("url") or (metadata.get("url") if isinstance(metadata, dict) else "")
-    return text_id, document(title, text, url if with_title and isinstance(url, str) else "")
-
-
-def _string(record: Mapping[str, Any], name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    found = f"is {reprlib.repr(value)}" if name in record else f"is missing among {reprlib.repr(list(record))}"
-    raise ValueError(f"{name!r} {found}, expected a string")
+    return given["_id"], document(given["title"], given["text"], url if with_title and isinstance(url, str) else "")
 
 
 def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
