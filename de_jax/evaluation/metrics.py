@@ -231,13 +231,11 @@ def read_trec_run(path: str | Path) -> Results:
             raise InputError(f"{path}, line {number}: {error}.") from None
     if not results:
         raise InputError(f"{path} holds no result.")
-    return {query_id: _best_first(docs) for query_id, docs in results.items()}
-
-
-def _best_first(docs: dict[str, float]) -> dict[str, float]:
-    """The documents by (score in float32, id), both falling; strings compare by code point, as strcmp compares their UTF-8."""
-    scores = np.array(list(docs.values()), np.float32).tolist()
-    return dict(sorted(zip(docs, scores, strict=True), key=lambda item: (item[1], item[0]), reverse=True))
+    for query_id, docs in results.items():
+        scores = np.array(list(docs.values()), np.float32).tolist()
+        # Strings compare by code point, as strcmp compares their UTF-8.
+        results[query_id] = dict(sorted(zip(docs, scores, strict=True), key=lambda item: (item[1], item[0]), reverse=True))
+    return results
 
 
 def _parse(measure: str) -> tuple[str, Any]:

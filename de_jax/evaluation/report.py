@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -82,12 +82,9 @@ def averaged(name: str, reports: Sequence[Report]) -> Report:
             for system, of_system in ((system, reports[0][system]) for system in systems)
         }
 
-    average = {"dataset": name, **{count: sum(report[count] for report in reports) for count in _COUNTS}, **of_each(_mean, "")}
+    counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
+    average = {"dataset": name, **counts, **of_each(statistics.fmean, "")}
     if any("half_widths" not in report for report in reports):
         return average
     intervals = of_each(significance.interval_of_average, "", "intervals", "half_widths")
     return {**average, "intervals": intervals, "half_widths": of_each(significance.half_width_of_average, "half_widths")}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

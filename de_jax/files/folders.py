@@ -165,7 +165,12 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
         return
     if not path.is_dir():
         raise InputError(f"{path} is a file; choose a folder that is absent or empty.")
-    if (foreign := _foreign(path, kind)) is not None:
+    there = sorted(one.name for one in path.iterdir() if not (outputs.is_leftover(one) or outputs.is_lock(one)))
+    foreign = there[0] if there else None
+    with contextlib.suppress(InputError):  # a damaged description describes nothing
+        if there and kind is not None and (record := read_checksums(path)) and record.get("kind") == kind:
+            foreign = next((name for name in names(path) if name not in record["files"]), None)
+    if foreign is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
         raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty.")
 
@@ -282,16 +287,6 @@ def kept(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
 
 def _is_fact(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
-
-
-def _foreign(folder: Path, kind: str | None) -> str | None:
-    """The first file of a folder that is not part of a former output of this kind; None if there is no such file."""
-    if not (there := sorted(path.name for path in folder.iterdir() if not (outputs.is_leftover(path) or outputs.is_lock(path)))):
-        return None
-    with contextlib.suppress(InputError):  # a damaged description describes nothing
-        if kind is not None and (record := read_checksums(folder)) and record.get("kind") == kind:
-            return next((name for name in names(folder) if name not in record["files"]), None)
-    return there[0]
 
 
 @contextlib.contextmanager

@@ -53,7 +53,8 @@ def regular_file(path: str | Path) -> Path:
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise InputError(f"{str(path)!r} cannot be read ({_reason(error)}); check its name and its permissions.") from None
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is {_kind(mode)}; give a regular file.")
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+        raise InputError(f"{path} is {kind}; give a regular file.")
     return path
 
 
@@ -327,10 +328,6 @@ def _no_constant(name: str) -> Any:
 
 _STRICT = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
 _WITH_NAN = json.JSONDecoder(object_pairs_hook=_object)
-
-
-def _kind(mode: int) -> str:
-    return "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from de_jax.data.batches.teacher_scores import GUIDE
 from de_jax.data.sources.pair_store import open_pair_store
+from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.training_set import open_stores, store_dir, text_hashes
 from de_jax.data.stores.corpus import KINDS, TokenStore, build_token_store, open_token_store
 from de_jax.data.text.tokenizing import Tokenizer
@@ -16,8 +17,6 @@ from de_jax.retrieval import corpus_embeddings
 from de_jax.retrieval.encode import Progress
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
-
-_TOWERS = {"queries": "query", "docs": "doc"}
 
 
 class Texts(NamedTuple):
@@ -60,14 +59,13 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
             return
         if not any((folder / kind).is_dir() for kind in KINDS):
             folders.require_replaceable(folder, None)
-        for kind, store in texts.stores.items():
-            corpus_embeddings.to_dir(run, _TOWERS[kind], store, folder / kind, progress=progress)
+        for tower, kind in SIDES.items():
+            corpus_embeddings.to_dir(run, tower, texts.stores[kind], folder / kind, progress=progress)
         GUIDE.complete(folder, said, folders.names(folder))
 
 
 def _tokenized_anew(store: TokenStore, tokenizer: Tokenizer, new: Tokenizer) -> TokenStore:
     """The texts of a store by another tokenizer; kept in the cache."""
-    key = folders.key_of("spelt", store.content_hash, new.fingerprint)
-    folder = store_dir("") / f"spelt-{key}"
+    folder = store_dir("") / f"spelt-{folders.key_of('spelt', store.content_hash, new.fingerprint)}"
     texts = spelt(store, tokenizer, range(store.num_texts))
     return folders.build_once(folder, open_token_store, lambda path: build_token_store(texts, new, path, skip_empty=True))

@@ -131,8 +131,9 @@ def write(
         if shards:
             _join(folder, shards, plan)
         (folder / SCORES_FILE).touch()
-        num_done = _num_whole_lines(folder / SCORES_FILE)
-        progress(num_done)
+        written = (folder / SCORES_FILE).read_bytes()
+        os.truncate(folder / SCORES_FILE, written.rfind(b"\n") + 1)  # without the rest of a line that a kill cut off
+        progress(num_done := written.count(b"\n"))
         score = make_score() if num_done < len(pairs) else None
         for start in range(num_done, len(pairs), pairs_per_part):
             block = pairs[start : start + pairs_per_part]
@@ -173,10 +174,9 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | N
         tokens = f"{tower}_tokens_{part.number}_of_{part.total}" if part else f"{tower}_tokens"
         store = build_token_store(texts.items(), side.tokenizer, folder / tokens, progress=False)
         corpus_embeddings.to_dir(run, tower, store, folder / tower, part=part)
-        if part:
-            continue
-        ids, embeddings, _ = open_embeddings(folder / tower)
-        found[tower] = {text_id: row for row, text_id in enumerate(ids)}, embeddings
+        if not part:
+            ids, embeddings, _ = open_embeddings(folder / tower)
+            found[tower] = {text_id: row for row, text_id in enumerate(ids)}, embeddings
     if part:
         return None
     (query_rows, queries), (doc_rows, docs) = found["query"], found["doc"]
@@ -231,10 +231,3 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
     elif [path.name for path in folder.glob("*")] != [PARTS_DIR]:  # which jobs with a part of the texts left there
         folders.require_replaceable(folder, None)
     return is_complete
-
-
-def _num_whole_lines(path: Path) -> int:
-    """The complete lines of a file; the rest of a line cut off by a kill is removed."""
-    written = path.read_bytes()
-    os.truncate(path, written.rfind(b"\n") + 1)
-    return written.count(b"\n")
