@@ -99,9 +99,8 @@ class EmbeddingWriter:
             EMBEDDINGS.require_same(out_dir, progress, self._plan)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             self._num_kept, self._key = progress.get("num_kept") or 0, progress.get("kept") or ""
-            if (rows := self.num_done + self._num_kept) and (
-                not self._array.is_file() or self._array.stat().st_size < self._size(rows)
-            ):
+            rows, size = self.num_done + self._num_kept, self._array.stat().st_size if self._array.is_file() else 0
+            if rows and size < self._size(rows):
                 raise InputError(f"{self._array} is shorter than {self._progress} has it; delete {out_dir} and encode again.")
         else:
             folders.require_replaceable(out_dir, None)

@@ -248,9 +248,7 @@ def _kept(
             if options.faiss_on_disk:
                 FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
             else:
-                filled = _filling(embeddings, ids, factory, of_new).in_memory()
-                FaissIndex(filled, ids, factory, ON_CPU).save(saved)
-                del filled  # before it is loaded
+                FaissIndex(_filling(embeddings, ids, factory, of_new).in_memory(), ids, factory, ON_CPU).save(saved)
     return FaissIndex.load(saved, options=options)
 
 

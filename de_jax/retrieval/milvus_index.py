@@ -158,11 +158,8 @@ def _client(uri: str) -> Iterator[Any]:
     for name in ("pymilvus", "milvus_lite", "grpc._server"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they log an error with its traceback before they raise it
     try:
-        client = pymilvus.MilvusClient(uri, token=os.environ.get(TOKEN, ""), timeout=TIMEOUT)
-        try:
+        with contextlib.closing(pymilvus.MilvusClient(uri, token=os.environ.get(TOKEN, ""), timeout=TIMEOUT)) as client:
             yield client
-        finally:
-            client.close()
     except pymilvus.MilvusException as error:
         if error.message == _NOT_OPENED:
             raise InputError(
