@@ -205,12 +205,7 @@ class Command:
 
 def rules(**of: Any) -> Callable[[Any], Any]:
     """A decorator that gives a function or a dataclass its `Rules`."""
-
-    def decorate(target: Any) -> Any:
-        target.flag_rules = Rules(**of)
-        return target
-
-    return decorate
+    return _giving("flag_rules", Rules(**of))
 
 
 def like(*places: str) -> Callable[[Any], Any]:
@@ -218,9 +213,12 @@ def like(*places: str) -> Callable[[Any], Any]:
 
     The other functions have the helps of flags that are "as of" them.
     """
+    return _giving("flags_like", places)
 
+
+def _giving(name: str, value: Any) -> Callable[[Any], Any]:
     def decorate(target: Any) -> Any:
-        target.flags_like = places
+        setattr(target, name, value)
         return target
 
     return decorate

@@ -16,7 +16,6 @@ from de_jax.training.mesh.plan import Topology
 from de_jax.training.step.train_step import batch_shapes
 from de_jax.types import InputError, Params
 
-GIB = 2**30
 SIZES = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
 """The sizes of a batch, and their names in `PairsOptions`."""
 NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
@@ -225,4 +224,4 @@ def _num_bytes(tree: Any) -> int:
 
 
 def _gib(size: int) -> float:
-    return round(size / GIB, 3)
+    return round(size / compiling.GIB, 3)
