@@ -92,15 +92,18 @@ class StopWhenAligned:
     def measure(self, step: int, params: Params) -> None:
         """Measures now; before the first update that is the start of the towers, which may undo the threshold."""
         with self._paused():
-            self._measure(step, params)
-
-    def _measure(self, step: int, params: Params) -> None:
-        value = self._value_of(params)
-        if not step:
-            self._begin = value
-            self._warn_of_no_threshold()
+            value = self._value_of(params)
+        self._begin = self._begin if step else value
+        delta = self._delta()
+        if not step and delta is None and self._alignment.measure == KL:
+            warnings.warn(
+                f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
+                "which does not fit these queries; the stage ends by Alignment.patience or Optimization.num_steps. "
+                "Alignment.delta gives another threshold.",
+                stacklevel=2,
+            )
         scalars = {f"alignment/{self._alignment.measure}": value}
-        if (delta := self._delta()) is not None:
+        if delta is not None:
             scalars["alignment/threshold"] = delta
         for sink in self._sinks:
             sink(step, scalars)
@@ -124,15 +127,6 @@ class StopWhenAligned:
             return self._alignment.delta
         usual = threshold(self._dim)
         return None if self._begin is not None and self._begin < usual else usual
-
-    def _warn_of_no_threshold(self) -> None:
-        if self._alignment.measure == KL and self._delta() is None:
-            warnings.warn(
-                f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
-                "which does not fit these queries; the stage ends by Alignment.patience or Optimization.num_steps. "
-                "Alignment.delta gives another threshold.",
-                stacklevel=4,
-            )
 
     def _reason(self, step: int) -> str | None:
         measure, patience = self._alignment.measure, self._alignment.patience

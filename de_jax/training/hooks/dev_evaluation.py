@@ -48,8 +48,7 @@ class EvaluateOnDev:
         paused: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._evaluate, self._every_steps, self._num_steps = evaluate, every_steps, num_steps
-        self._best, self._metric, self._patience, self._sinks = best, metric, patience, sinks
-        self._paused = paused
+        self._best, self._metric, self._patience, self._sinks, self._paused = best, metric, patience, sinks, paused
         self._reason: str | None = None
         self._progress: dict[str, Any] = {"best": None, "num_worse": 0, **(begun or {})}
         steps = best.steps()
@@ -88,9 +87,7 @@ class EvaluateOnDev:
 
     def _is_better(self, score: float) -> bool:
         best = self._progress["best"]
-        if math.isnan(score):
-            return False
-        return best is None or (score < best if self._metric == "loss" else score > best)
+        return not math.isnan(score) and (best is None or (score < best if self._metric == "loss" else score > best))
 
 
 def ended_early(progress: Mapping[str, Any] | None, patience: int | None) -> str | None:

@@ -85,8 +85,6 @@ A100 = Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 85100068864, 2039 * 10**9,
 H100 = Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 84942979072, 3352 * 10**9, 50 << 20, 228 << 10, 989e12, 450e9)
 H200 = H100._replace(name="NVIDIA H200 141GB HBM3e", memory_bytes=151397597184, memory_bytes_per_second=4800 * 10**9)
 GPUS = {"a100": A100, "h100": H100, "h200": H200}
-
-
 CHIPS = {
     "v4": Chip(275e12, 300e9, int(30.75 * GIB), "megacore"),  # six links of 50 GB/s (Jouppi et al. 2023)
     "v5e": Chip(197e12, 200e9, int(15.75 * GIB)),

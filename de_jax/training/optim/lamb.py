@@ -70,7 +70,6 @@ def _raw_moments(b1: float, b2: float, eps: float) -> optax.GradientTransformati
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), *zeros)
 
     def update(gradients: Any, state: Any, params: Params | None = None) -> tuple[Any, optax.ScaleByAdamState]:
-        del params
         mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, gradients, state.mu)
         nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * jnp.square(g), gradients, state.nu)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)

@@ -121,7 +121,7 @@ class _Reader:
         values = {key: self.value(entry, f"{name}.{key}") for key, entry in found.items() if key not in ("function", "type")}
         known = settings_of(target)
         if "function" in found:
-            bound = {key: value for key, value in values.items() if key not in known or not _equal(value, known[key].value)}
+            bound = {key: value for key, value in values.items() if key not in known or to_json(value) != to_json(known[key].value)}
             return functools.partial(target, **bound) if bound else target
         if not dataclasses.is_dataclass(target):
             raise self._lost(name, f"an object of {place}")
@@ -256,11 +256,6 @@ def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
                 model = init_from.get(tower) if isinstance(init_from, dict) else init_from
                 options[name] = {"function": _OPENS, "source": model, "tower": tower}
     return recipe
-
-
-def _equal(value: Any, default: Any) -> bool:
-    """Whether a saved value is a parameter's default."""
-    return default is not ABSENT and bool(to_json(value) == to_json(default))
 
 
 def _place(value: Any) -> str:

@@ -404,9 +404,8 @@ def continuing(run_dir: Path) -> Iterator[None]:
 
 def continued_tokenizer(tower: str) -> Tokenizer | None:
     """The tokenizer that the run which is being continued has for a tower, "query" or "doc"; None for no such run."""
-    if (run_dir := _CONTINUED.get()) is None or (description := continued_run()) is None:
-        return None
-    return kept_tokenizer(run_dir, description["tokenizers"][tower])
+    run_dir, description = _CONTINUED.get(), continued_run()
+    return kept_tokenizer(run_dir, description["tokenizers"][tower]) if run_dir and description else None
 
 
 def continued_run() -> dict[str, Any] | None:

@@ -291,6 +291,5 @@ class ProgressBar:
 @contextlib.contextmanager
 def progress_sink(num_steps: int, start_step: int, epoch_steps: int | None = None) -> Iterator[Sink]:
     """A `ProgressBar`, whose last state stays on the screen."""
-    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
-    with contextlib.closing(bar):
+    with progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True) as bar:
         yield ProgressBar(bar, epoch_steps)

@@ -79,11 +79,7 @@ def make_train_step(
 
     if cache is not None:
         return _cached_step(model, loss, tx, group_norms, cache, temperature)
-
-    def loss_of(params: Params, batch: Batch, rng: Array) -> tuple[Array, Metrics]:
-        return loss(model.embed(params, batch, rng))
-
-    return update_step(loss_of, tx, group_norms)
+    return update_step(lambda params, batch, rng: loss(model.embed(params, batch, rng)), tx, group_norms)
 
 
 def update_step(
@@ -119,11 +115,8 @@ def _update(
 ) -> tuple[TrainState, Metrics, Any]:
     """The next state, the metrics, and the last value of `loss_of`, a function of (parameters, key)."""
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-
-    def loss_of_trained(params: Params) -> tuple[Array, tuple[Metrics, Any]]:
-        return loss_of(state._replace(params=params).all_params, rng)
-
-    (value, (parts, found)), gradients = jax.value_and_grad(loss_of_trained, has_aux=True)(state.params)
+    of_trained = lambda params: loss_of(state._replace(params=params).all_params, rng)  # noqa: E731
+    (value, (parts, found)), gradients = jax.value_and_grad(of_trained, has_aux=True)(state.params)
     updates, opt_state = tx.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     norms = {f"grad_norm/{name}": norm for name, norm in group_norms(gradients).items()}
