@@ -42,19 +42,14 @@ def of_folder(dataset_dir: str, split: str, length_of: Lengths = words) -> tuple
     with outputs.collecting() as told:
         data = beir.read(dataset_dir, split, skip_empty=True)
         texts = dict(zip(*data.docs, strict=True))
-        judged = ((query, text, data.qrels[query]) for query, text in zip(*data.queries, strict=True))
-        examples = (
-            Example(
-                text,
-                [texts[doc] for doc in grades if grades[doc] > 0 and doc in texts],
-                [texts[doc] for doc in grades if grades[doc] <= 0 and doc in texts],
-                [],
-                [],
-                query_id=query,
-            )
-            for query, text, grades in judged
-        )
-        found, lengths = _counted(examples, texts.items(), length_of)
+
+        def examples() -> Iterator[Example]:
+            for query, text in zip(*data.queries, strict=True):
+                judged = [(texts[doc], grade > 0) for doc, grade in data.qrels[query].items() if doc in texts]
+                docs, others = ([doc for doc, is_relevant in judged if is_relevant == asked] for asked in (True, False))
+                yield Example(text, docs, others, [], [], query_id=query)
+
+        found, lengths = _counted(examples(), texts.items(), length_of)
         input_policy.tell_identical(data.name, data.qrels)
     return {"name": data.name, "split": split, **found, "told": told}, lengths
 

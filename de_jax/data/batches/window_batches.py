@@ -7,6 +7,7 @@ a step, the examples before its window are passed over: whole shards whose size 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
@@ -119,6 +120,7 @@ def window_batches(
         finally:
             chunks.close()
 
+    @functools.cache
     def packings() -> dict[str, layout.Packing]:
         """Shapes that all windows share, by the first examples of the stream."""
         first = next(found := windows(0, min(num_batches, _SAMPLE_BATCHES) * batch_size))
@@ -127,17 +129,12 @@ def window_batches(
         samples = {name: layout.Sample(first.stores[name], max_lengths[name], sample, changes=True) for name in SIDES}
         return layout.packings(samples, holds_any=True, row_multiple=share.row_multiple, num_hosts=num_hosts)
 
-    known_packings: dict[str, layout.Packing] = {}
-
     def layouts(found: _Window) -> dict[str, layout.Layout]:
         if not options.pack:
             shape = {"length_multiple": options.length_multiple, "num_hosts": num_hosts}
             return {name: layout.padded(found.stores[name], max_lengths[name], **shape) for name in SIDES}
-        known_packings.update(known_packings or packings())
-        return {
-            name: layout.packed_as(known_packings[name], found.stores[name], max_lengths[name], num_hosts=num_hosts)
-            for name in SIDES
-        }
+        shapes = packings()
+        return {name: layout.packed_as(shapes[name], found.stores[name], max_lengths[name], num_hosts=num_hosts) for name in SIDES}
 
     def batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         if start < 0:

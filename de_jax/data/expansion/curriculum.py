@@ -221,12 +221,10 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], rank: Callable
 def _open(folder: Path) -> RankedQueries:
     num_pairs, mend = RANKED_QUERIES.open(folder)["num_pairs"], RANKED_QUERIES.mend
     offsets = read_array(folder / "offsets.npy", _DTYPES["offsets"], (num_pairs + 1,), rebuild=mend)
-    num_queries = int(offsets[-1])
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
         raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
-    order, scores = (
-        read_array(folder / f"{name}.npy", _DTYPES[name], (num_queries,), rebuild=mend) for name in ("order", "scores")
-    )
+    size = (int(offsets[-1]),)
+    order, scores = (read_array(folder / f"{name}.npy", _DTYPES[name], size, rebuild=mend) for name in ("order", "scores"))
     return RankedQueries(order, scores, offsets)
 
 

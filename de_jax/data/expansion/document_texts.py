@@ -45,7 +45,7 @@ class _Expanded(abc.ABC):
     def lengths_of(self, rows: Int[np.ndarray, " r"], max_length: int) -> Int32[np.ndarray, " r"]:
         """Tokens of some texts with special tokens and separators, after cutting the document to `max_length`."""
         docs, queries, separators, _ = self._sizes(*self._texts(rows), max_length)
-        return (docs + queries.sum(axis=1) + separators + self._num_specials()).astype(np.int32)
+        return (docs + queries.sum(axis=1) + separators + self.docs.num_specials).astype(np.int32)
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
@@ -53,7 +53,7 @@ class _Expanded(abc.ABC):
         places = np.flatnonzero(rows >= 0)
         doc_rows, query_rows = self._texts(rows[places])
         docs, queries, separators, starts = self._sizes(doc_rows, query_rows, max_length)
-        longest = int((docs + queries.sum(axis=1) + separators).max(initial=0)) + self._num_specials()
+        longest = int((docs + queries.sum(axis=1) + separators).max(initial=0)) + self.docs.num_specials
         if len(places) and longest > pad_to:
             raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
         prefix, separator = self.docs.prefix_ids, self.docs.suffix_ids
@@ -73,7 +73,7 @@ class _Expanded(abc.ABC):
         self, doc_rows: np.ndarray, query_rows: np.ndarray, max_length: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Tokens of the document [r], of each query [r, S], of the separators between them [r], and where queries begin [r, S]."""
-        room = max_length - self._num_specials()
+        room = max_length - self.docs.num_specials
         numbers, offsets = np.maximum(query_rows, 0), self.queries.offsets
         starts = offsets[numbers]
         queries = np.where(query_rows >= 0, np.minimum(offsets[numbers + 1] - starts, self.max_query_length), 0)
@@ -84,9 +84,6 @@ class _Expanded(abc.ABC):
         separators = separator * np.count_nonzero(queries, axis=1)
         of_docs = self.docs.offsets[doc_rows + 1] - self.docs.offsets[doc_rows]
         return np.minimum(of_docs, room - queries.sum(axis=1) - separators), queries, separators, starts
-
-    def _num_specials(self) -> int:
-        return len(self.docs.prefix_ids) + len(self.docs.suffix_ids)
 
 
 class ExpandedTexts(_Expanded):
@@ -171,7 +168,7 @@ class TextsWithOneQuery(_Expanded):
 
         The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
         """
-        offsets, room, separator = self.queries.offsets, max_length - self._num_specials(), len(self.docs.suffix_ids)
+        offsets, room, separator = self.queries.offsets, max_length - self.docs.num_specials, len(self.docs.suffix_ids)
         docs, longest = np.diff(self.docs.offsets), int(np.diff(self.docs.offsets).max())
         in_order = np.flatnonzero(self.queries.counts)[np.argsort(self.queries.firsts[self.queries.counts > 0], kind="stable")]
         for start in range(0, len(in_order), _DOCS):
@@ -181,11 +178,11 @@ class TextsWithOneQuery(_Expanded):
             lengths = np.minimum(lengths, self.max_query_length)
             lengths = np.where((lengths > 0) & (lengths + separator < room), lengths + separator, 0)
             longest = max(longest, int((docs[own] + np.maximum.reduceat(lengths, firsts - firsts[0])).max()))
-        return min(longest, room) + self._num_specials()
+        return min(longest, room) + self.docs.num_specials
 
     def share_without_room(self, max_length: int) -> float:
         """What part of the queries do not fit with one token of a document before them."""
-        room, separator, num_fit, num_queries = max_length - self._num_specials(), len(self.docs.suffix_ids), 0, 0
+        room, separator, num_fit, num_queries = max_length - self.docs.num_specials, len(self.docs.suffix_ids), 0, 0
         for start in range(0, len(self.queries.offsets) - 1, _TEXTS):
             lengths = np.minimum(np.diff(self.queries.offsets[start : start + _TEXTS + 1]), self.max_query_length)
             num_fit += int(np.count_nonzero((lengths > 0) & (lengths + separator < room)))

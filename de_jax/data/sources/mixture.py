@@ -64,12 +64,19 @@ def mixed_pairs(
     opened = _opened(_checked(sources or {}, weights, temperature), dataclasses.replace(share, is_joined=is_joined))
     _check_together(opened)
     parts = [part.batches for part in opened.values() if isinstance(part.batches, PairBatches)]
-    rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
+    sizes = [len(part.pairs.pairs) for part in parts]
+    rates = [weights[name] for name in opened] if weights else mixing.shares_of(sizes, temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
     queries, docs = (_joined(names, parts, kind) for kind in (0, 1))
     turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
-        _tell_idle(names, turns.before(share.num_steps), share.num_steps)
+        for name, number in zip(names, turns.before(share.num_steps), strict=True):
+            if not number:
+                warnings.warn(
+                    f"source {name!r} of the mixture has so small a share that it gives none of the run's {share.num_steps} "
+                    "batches; raise its weight, or leave it out.",
+                    stacklevel=3,
+                )
     if is_joined:
         batches: Batches = _mixed(names, parts, rates, queries, docs, share)
     else:
@@ -139,7 +146,7 @@ def _mixed(
 ) -> Batches:
     """Batches with pairs of all sources, as if they were one."""
     _check_mixable(dict(zip(names, parts, strict=True)))
-    options, sizes = parts[0].options, list(map(_size, parts))
+    options, sizes = parts[0].options, [len(part.pairs.pairs) for part in parts]
     firsts = np.stack([queries.firsts, docs.firsts], axis=1)
     pairs = np.concatenate([part.pairs.pairs + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
     mined = {"neg_docs": docs.firsts, "neg_queries": queries.firsts}
@@ -159,25 +166,11 @@ def _mixed(
     )
 
 
-def _tell_idle(names: Sequence[str], num_batches: Sequence[int], num_steps: int) -> None:
-    for name, number in zip(names, num_batches, strict=True):
-        if not number:
-            warnings.warn(
-                f"source {name!r} of the mixture has so small a share that it gives none of the run's {num_steps} batches; raise "
-                "its weight, or leave it out.",
-                stacklevel=2,
-            )
-
-
 def _joined(names: Sequence[str], parts: Sequence[PairBatches], kind: int) -> JoinedStore:
     """The queries or the documents of all sources."""
     options = [(one.max_query_length, one.max_doc_length, one.max_passages) for one in (part.options for part in parts)]
     texts = [part.pairs.texts(*own)[kind] for part, own in zip(parts, options, strict=True)]
     return JoinedStore(dict(zip(names, texts, strict=True)))
-
-
-def _size(part: PairBatches) -> int:
-    return len(part.pairs.pairs)
 
 
 def _checked(sources: Sources, weights: Mapping[str, float] | None, temperature: float | None) -> Sources:

@@ -166,7 +166,9 @@ def table_pairs(
     tables = tables._replace(dev_most=options.dev_max_queries)
     made_from = fingerprint_of(tables, tokenizers)
     cache_dir = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
-    folder = cache_dir / f"{_stem(path)}-{made_from[:16]}"
+    name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
+    stem = "".join(character for character in name if character.isalnum() or character in "-_") or "table"
+    folder = cache_dir / f"{stem}-{made_from[:16]}"
 
     def build(out_dir: Path) -> TrainingPairs:
         from de_jax.data.sources import table_store  # which opens by this module what it wrote
@@ -197,12 +199,6 @@ def fingerprint_of(tables: Tables, tokenizers: Mapping[str, Tokenizer]) -> str:
     held_out = tables.dev_fraction and [tables.dev_fraction, tables.dev_most]
     described = [PAIR_STORE.format, _READ_AS, *contents, [one.fingerprint for one in tokenizers.values()], settings, held_out]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
-def _stem(path: str | Rows) -> str:
-    """A readable name of the folder; its hash makes it unique."""
-    name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
-    return "".join(character for character in name if character.isalnum() or character in "-_") or "table"
 
 
 def _check_tokenizers(store: TrainingPairs, pairs_dir: str, options: PairsOptions) -> None:

@@ -157,8 +157,7 @@ class _TextWriter:
     """Appends texts to one store."""
 
     def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, skip_empty: bool) -> None:
-        self._writer, self._skip_empty = writer, skip_empty
-        self._vocab_size = tokenizer.vocab_size
+        self._writer, self._vocab_size, self._skip_empty = writer, tokenizer.vocab_size, skip_empty
         self._seen: dict[str, bytes] = {}  # a digest of each text that came with a pair, by id
 
     def append(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:

@@ -119,11 +119,6 @@ def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> It
         for one, split in chunk:
             num_pairs[split] = num_pairs.get(split, 0) + len(one.docs)
         yield chunk
-    _require_pairs(num_pairs, tables)
-
-
-def _require_pairs(num_pairs: Mapping[str, int], tables: Tables) -> None:
-    """Raises `InputError` if there is nothing to train on, or examples for scoring checkpoints without a relevant document."""
     table = tables.train.name
     if not num_pairs.get("train"):
         taken = ", as all score checkpoints; lower dev_fraction" if tables.dev_fraction and num_pairs.get("dev") else ""

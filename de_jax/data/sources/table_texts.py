@@ -94,10 +94,8 @@ class _Writer:
         self._files: dict[str, IO[str]] = {}
 
     def add_pairs(self, one: Example, split: str) -> None:
-        doc_ids = [
-            self._id_of("doc", text, own, made)
-            for text, own, made in zip(one.docs, one.doc_ids or [""] * len(one.docs), _made_ids(one), strict=False)
-        ]
+        own_ids = one.doc_ids or [""] * len(one.docs)
+        doc_ids = [self._id_of("doc", *named) for named in zip(one.docs, own_ids, _made_ids(one), strict=False)]
         if not one.query:
             return
         query_id = self._id_of("query", one.query, one.query_id, f"query_{one.row}")
@@ -106,9 +104,9 @@ class _Writer:
             self._file(f"qrels/{split}.tsv").writelines(f"{query_id}\t{doc_id}\t1\n" for doc_id in doc_ids)
 
     def add_negatives(self, one: Example) -> None:
-        own = [*one.neg_ids, *[""] * len(one.neg_docs)]
-        for text, its_own, made in zip(one.neg_docs, own, _made_ids(one)[len(one.docs) :], strict=False):
-            self._id_of("doc", text, its_own, made)
+        own_ids = [*one.neg_ids, *[""] * len(one.neg_docs)]
+        for named in zip(one.neg_docs, own_ids, _made_ids(one)[len(one.docs) :], strict=False):
+            self._id_of("doc", *named)
 
     def check(self) -> None:
         """Raises `InputError` where a made id of a query is the id of another text, a document."""

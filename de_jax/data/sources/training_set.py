@@ -106,7 +106,7 @@ def _counts(pairs: TrainingPairs, part: TrainingSet) -> dict[str, Any]:
     sides, options = dict[str, Any](), part.batches.options
     kinds = (("queries", options.max_query_length, 1), ("documents", options.max_doc_length, options.max_passages))
     for side, (store, (name, length, passages)) in enumerate(zip(pairs.stores, kinds, strict=True)):
-        rows, around = np.unique(pairs.pairs[:, side]), len(store.prefix_ids) + len(store.suffix_ids)
+        rows, around = np.unique(pairs.pairs[:, side]), store.num_specials
         lengths, most = np.asarray(store.lengths(sys.maxsize)[rows]), passages * (length - around) + around
         sides[name] = {
             "trained_on": len(rows),
@@ -247,7 +247,7 @@ def training_set(pairs: TrainingPairs, options: PairsOptions, share: Share) -> T
     """The data that a trainer reads from any source of pairs."""
     read, options = options, of_batches(options)
     for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
-        body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
+        body_room(getattr(options, name), store.num_specials, name)
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
     query = Side(pairs.query_tokenizer, read.max_query_length)
@@ -315,7 +315,7 @@ def _teacher_scores(pairs: TrainingPairs, brought: Mapping[str, Negatives], opti
 def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
     """Warns about texts that are longer than a batch holds of them."""
     docs = pairs.doc_store
-    specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
+    specials, most = docs.num_specials, options.max_doc_length
     of_docs = ("max_doc_length", most)
     if options.curriculum:  # a generated query and a separator take part of the room
         taken = options.max_generated_length + len(docs.suffix_ids)

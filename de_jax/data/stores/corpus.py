@@ -86,6 +86,11 @@ class TokenStore:
         self.content_hash: str = manifest["content_hash"]
         self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
 
+    @property
+    def num_specials(self) -> int:
+        """The special tokens of a text."""
+        return len(self.prefix_ids) + len(self.suffix_ids)
+
     def row_of(self, text_id: str) -> int:
         """The row of one id; InputError where the store has no such text."""
         row = int(self.rows_of([text_id])[0])
@@ -103,9 +108,8 @@ class TokenStore:
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
         """Tokens of each text with its special tokens, after truncation to `max_length`."""
-        self._body_room(max_length)
-        specials = len(self.prefix_ids) + len(self.suffix_ids)
-        return np.minimum(np.diff(self.offsets) + specials, max_length).astype(np.int32)
+        body_room(max_length, self.num_specials)
+        return np.minimum(np.diff(self.offsets) + self.num_specials, max_length).astype(np.int32)
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The texts of `rows` with their special tokens, zeros to the right.
@@ -124,12 +128,12 @@ class TokenStore:
     ) -> Int32[np.ndarray, "r {pad_to}"]:
         """`tokens[start:end]` of each row as a text, as `pad` does it; a negative start gives a row of zeros."""
         is_text = starts >= 0
-        body = np.where(is_text, np.minimum(ends - starts, self._body_room(max_length)), 0)  # [r]
+        body = np.where(is_text, np.minimum(ends - starts, body_room(max_length, self.num_specials)), 0)  # [r]
         padded = np.full((len(starts), pad_to), PAD_ID, dtype=np.int32)
         if not is_text.any():
             return padded
-        prefix, suffix = len(self.prefix_ids), len(self.suffix_ids)
-        if (longest := int(body.max()) + prefix + suffix) > pad_to:
+        prefix = len(self.prefix_ids)
+        if (longest := int(body.max()) + self.num_specials) > pad_to:
             raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
         steps = np.arange(int(body.max()))
         is_token = steps[None, :] < body[:, None]  # [r, longest body]
@@ -139,9 +143,6 @@ class TokenStore:
         for place, token in enumerate(self.suffix_ids):
             padded[texts, prefix + body[texts] + place] = token
         return padded
-
-    def _body_room(self, max_length: int) -> int:
-        return body_room(max_length, len(self.prefix_ids) + len(self.suffix_ids))
 
 
 def rows_by_id(ids: np.ndarray, order: np.ndarray, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:

@@ -42,13 +42,10 @@ class StoreWriter:
     """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
 
     def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer, dtype: str) -> None:
-        self._directory, self._dtype = directory, dtype
-        self._tokens = tokens_file
-        self._tokenizer = tokenizer
+        self._directory, self._tokens, self._tokenizer, self._dtype = directory, tokens_file, tokenizer, dtype
         self._lengths: list[np.ndarray] = []
         self._ids: list[np.ndarray] = []
-        self._token_hash = hashlib.sha256()
-        self._id_hash = hashlib.sha256()
+        self._token_hash, self._id_hash = hashlib.sha256(), hashlib.sha256()
         self._num_tokens = 0
         self._skipped_ids: list[str] = []
         self._tokens.write(outputs.array_header(dtype, 0))
@@ -77,7 +74,11 @@ class StoreWriter:
             raise InputError("there is no text to tokenize.")
         ids = np.concatenate(self._ids)  # as wide as the longest id
         order = np.argsort(ids, kind="stable")
-        _require_unique(ids, order)
+        ordered = ids[order]
+        if (repeated := np.flatnonzero(ordered[1:] == ordered[:-1])).size:
+            first, second = sorted(order[repeated[0] : repeated[0] + 2].tolist())
+            text_id = ids[first].decode()
+            raise InputError(f"{repeated.size} duplicate ids; '{text_id}' is the id of texts {first + 1} and {second + 1}.")
         lengths = np.concatenate(self._lengths)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         arrays = {"offsets.npy": offsets, "ids.npy": ids, "id_order.npy": order}
@@ -116,13 +117,3 @@ def of_file(path: str | Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
-
-
-def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:
-    """Raises InputError where an id occurs twice; `order` sorts `ids`."""
-    ordered = ids[order]
-    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if repeated.size:
-        first, second = sorted(order[repeated[0] : repeated[0] + 2].tolist())
-        text_id = ids[first].decode()
-        raise InputError(f"{repeated.size} duplicate ids; '{text_id}' is the id of texts {first + 1} and {second + 1}.")

@@ -26,7 +26,7 @@ class PassageStore:
         """Finds where passages begin, `stride` tokens apart, by default `length`. A document no longer than that is one passage."""
         if max_passages is not None and max_passages < 1:
             raise InputError(f"max_passages is {max_passages}; give a document at least 1 passage.")
-        room = body_room(length, len(store.prefix_ids) + len(store.suffix_ids), "a passage length")
+        room = body_room(length, store.num_specials, "a passage length")
         stride = room if stride is None else stride
         if not 1 <= stride <= room:
             raise InputError(f"a stride of {stride} does not fit passages with room for {room} tokens; give 1 to {room}.")
@@ -49,8 +49,7 @@ class PassageStore:
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " p"]:
         """Tokens of each passage with its special tokens, after truncation to `max_length`."""
-        specials = len(self._store.prefix_ids) + len(self._store.suffix_ids)
-        return np.minimum(self._ends - self._starts + specials, max_length).astype(np.int32)
+        return np.minimum(self._ends - self._starts + self._store.num_specials, max_length).astype(np.int32)
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The passages of `rows`, as `TokenStore.pad` gives texts."""
