@@ -226,7 +226,7 @@ class Model:
         Raises:
             InputError: a value that is not a text, with its place; a text that is empty after tokenization; an unknown precision.
         """
-        return self._encode("query", texts, batch_tokens, progress, precision, ranges, prompt)
+        return self._encode("query", texts, precision, ranges, prompt, batch_tokens=batch_tokens, progress=progress)
 
     def encode_document(
         self,
@@ -244,7 +244,7 @@ class Model:
             As `encode_query`; of a model with `max_passages` C above 1 [n, C, D]. A document of fewer passages has its first one
             again in the other places, which leaves its best score as it is.
         """
-        return self._encode("doc", texts, batch_tokens, progress, precision, ranges, prompt)
+        return self._encode("doc", texts, precision, ranges, prompt, batch_tokens=batch_tokens, progress=progress)
 
     def similarity(self, queries: Array, docs: Array) -> np.ndarray:
         """The inner product of every query with every document, float32 [q, n]: the cosine where the model normalizes.
@@ -310,16 +310,9 @@ class Model:
             is_new = (docs != docs[:, :1]).any(axis=2)
             is_new[:, 0] = True
             docs, doc_rows = docs[is_new], np.nonzero(is_new)[0]
-        index = VectorIndex.build(
-            docs,
-            ids,
-            precision=precision,
-            ranges=ranges,
-            keep_embeddings=keep_embeddings,
-            dim=self.embedding_dim,
-            doc_rows=doc_rows,
-            devices=self._devices,
-        )
+        options: dict[str, Any] = {"precision": precision, "ranges": ranges, "keep_embeddings": keep_embeddings}
+        options |= {"dim": self.embedding_dim, "doc_rows": doc_rows, "devices": self._devices}
+        index = VectorIndex.build(docs, ids, **options)
         index.model_hash = functools.partial(encode.tower_hash, self.run, "doc")
         return index
 
@@ -356,13 +349,12 @@ class Model:
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
         if self.truncate_dim is not None:
             raise InputError(f"truncate_dim={self.truncate_dim} is no part of a model's files; load the model without it to save.")
-        if format == RUN_FORMAT:
-            sides = {"query": self.run.query, "doc": self.run.doc}
-            origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
-            with addresses.written(folder) as path:
-                write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
-            return
         with addresses.written(folder) as path:
+            if format == RUN_FORMAT:
+                sides = {"query": self.run.query, "doc": self.run.doc}
+                origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
+                write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
+                return
             notes = model_card.export(self.run, path, format)
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -372,18 +364,11 @@ class Model:
         return list(sharding.mesh_of(self.run.params).devices.flat)  # type: ignore[union-attr]  # `load` names one
 
     def _encode(
-        self,
-        tower: str,
-        texts: Texts,
-        batch_tokens: int | None,
-        progress: bool,
-        precision: str,
-        ranges: Array | None,
-        prompt: str | None,
+        self, tower: str, texts: Texts, precision: str, ranges: Array | None, prompt: str | None, **options: Any
     ) -> np.ndarray:
         if precision != "float32":
             quantization.check_precision(precision)
-        check_value("batch_tokens", batch_tokens, PositiveInt | None)
+        check_value("batch_tokens", options["batch_tokens"], PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
             raise InputError(f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], least and greatest values.")
@@ -392,7 +377,7 @@ class Model:
         tokenizer = with_prompt(side.tokenizer, prompt)
         self.run.model.check_tokenizer(tower, tokenizer)
         store = tokenized(_checked_texts(texts), tokenizer)
-        found = self._embeddings(tower, store, side.max_length, batch_tokens, progress)
+        found = self._embeddings(tower, store, side.max_length, **options)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
             codes = quantization.quantize(flat, precision, ranges if len(flat) else np.zeros((2, self.embedding_dim)))
