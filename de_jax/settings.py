@@ -261,9 +261,9 @@ def _local(value: Any, hint: Any) -> Any:
     if isinstance(value, str) and _is_path(hint):
         if "://" not in value and not value.startswith("~"):
             return value
-        from de_jax.files import addresses  # most paths are here
+        from de_jax.files import addresses, outputs  # most paths are here
 
-        return addresses.localized(value)
+        return str(addresses.local(value)) if addresses.is_bucket(value) or outputs.is_in_home(value) else value
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
         return type(value)(_local(entry, hint) for entry in value)
     if is_config(value):
@@ -518,13 +518,10 @@ def _fit_int(value: Any) -> Any:
 def _fit_float(value: Any) -> Any:
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise Mismatch(value, "a number")
-    try:
-        is_finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
-        is_finite = False
-    if not is_finite:
-        raise Mismatch(value, "a finite number")
-    return value
+    with contextlib.suppress(OverflowError):  # of a whole number beyond the largest float
+        if math.isfinite(value):
+            return value
+    raise Mismatch(value, "a finite number")
 
 
 _PLAIN: dict[Any, Check] = {int: _fit_int, float: _fit_float}

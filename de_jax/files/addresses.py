@@ -36,11 +36,8 @@ def foreign(text: str) -> str | None:
 
 def replaced(text: str, local: Callable[[str], Path]) -> str:
     """A text with `local(address)` in the place of each bucket's address; one may stand behind "=" or ","."""
-
-    def replace(found: re.Match[str]) -> str:
-        return f"{found['before']}{local(found['address'])}" if found["scheme"] in SCHEMES else found[0]
-
-    return _WITHIN.sub(replace, text)
+    given = lambda found: f"{found['before']}{local(found['address'])}" if found["scheme"] in SCHEMES else found[0]  # noqa: E731
+    return _WITHIN.sub(given, text)
 
 
 def root() -> Path:
@@ -95,11 +92,6 @@ def owner_of(path: str | Path) -> Any:
     return copies and copies.claimed.get(Path(path))
 
 
-def localized(path: str) -> str:
-    """A path, or `local(path)` of an address of a bucket and of a path below "~/"."""
-    return str(local(path)) if is_bucket(path) or outputs.is_in_home(path) else path
-
-
 def upload(*, is_failed: bool = False) -> None:
     """Uploads what this process completed at addresses; behind an error that must not be hidden, it warns where it cannot."""
     if copies := sys.modules.get(_WING):
@@ -116,9 +108,8 @@ def written(path: str | Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def only_one(path: str | Path, what: str) -> Iterator[Any]:
     """As `outputs.only_one`; for the copy of an address on all machines, by an `Owner` of the file's folder, which it yields."""
+    folder = Path(path).parent
     with outputs.only_one(path, what):
-        if not wing(folder := Path(path).parent):
-            yield None
-            return
-        with importlib.import_module("de_jax.buckets.owners").owned(folder, named(what)) as owner:
+        owners = importlib.import_module("de_jax.buckets.owners") if wing(folder) else None
+        with owners.owned(folder, named(what)) if owners else contextlib.nullcontext() as owner:
             yield owner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from de_jax import command
+from de_jax import command, settings
 from de_jax.data.expansion import generated_queries
 from de_jax.files import addresses, folders, outputs, reading
 from de_jax.training.run import recipe_file, run_log
@@ -126,11 +126,11 @@ def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
 def test_the_home_directory_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert addresses.local("~/run") == tmp_path / "run"
-    assert addresses.localized("~/run") == str(tmp_path / "run")
+    assert settings._local("~/run", settings.LocalPath) == str(tmp_path / "run")
     parser = command.Parser()
     parser.add_argument("--run_dir")
     assert parser.parse_args(["--run_dir=~/run"]).run_dir == str(tmp_path / "run")
-    assert [addresses.localized(path) for path in ("~run", "a/~/b")] == ["~run", "a/~/b"]
+    assert [settings._local(path, settings.LocalPath) for path in ("~run", "a/~/b")] == ["~run", "a/~/b"]
 
 
 def test_a_name_that_is_not_utf_8_is_refused():
