@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from de_jax.data.text import beir
 from de_jax.evaluation.task import Policy, beir_task, evaluate
@@ -71,7 +71,11 @@ def measure(
                 calls[name].append(_timed(run, towers[name], batch))
             progress(len(runs))
         times = {name: np.array(of_run) for name, of_run in calls.items()}  # [calls, 2] seconds
-        found += [_latency(name, batch_size, times[name], times[next(iter(runs))]) for name in runs]
+        first = next(iter(times.values()))[:, 1]
+        for name, own in times.items():
+            percentiles = [np.percentile(each, PERCENTILES) * 1000 / batch_size for each in (own[:, 1], own.sum(axis=1))]
+            ratio = round(float(np.median(first / own[:, 1])), 3)
+            found.append(Latency._make([name, batch_size, *(round(one, 4) for one in np.concatenate(percentiles).tolist()), ratio]))
     return found
 
 
@@ -106,10 +110,3 @@ def _timed(run: Run, tower: encode.EncodeFn, queries: Sequence[str]) -> tuple[fl
     tokenized = time.perf_counter()
     np.asarray(tower(tokens, lengths))
     return tokenized - start, time.perf_counter() - tokenized
-
-
-def _latency(name: str, batch_size: int, calls: Float[np.ndarray, "c 2"], first: Float[np.ndarray, "c 2"]) -> Latency:
-    tower = calls[:, 1]
-    percentiles = [np.percentile(times, PERCENTILES) * 1000 / batch_size for times in (tower, calls.sum(axis=1))]
-    ratio = float(np.median(first[:, 1] / tower))
-    return Latency._make([name, batch_size, *(round(float(value), 4) for value in np.concatenate(percentiles)), round(ratio, 3)])

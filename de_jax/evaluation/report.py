@@ -45,8 +45,7 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     folder = Path(evaluation_dir)
     folders.check_files(folder, mend=_MEND)
     scores = Maybe(Record(dict.fromkeys(names, float)))
-    counts = dict.fromkeys(_COUNTS, Count)
-    kept = Record({"dataset": str, **counts, **dict.fromkeys(SYSTEMS, scores)})
+    kept = Record({"dataset": str, **dict.fromkeys(_COUNTS, Count), **dict.fromkeys(SYSTEMS, scores)})
     report: Report = reading.read_json(folder / RESULT_FILE, kept, mend=_MEND)
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 

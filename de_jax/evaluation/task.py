@@ -204,9 +204,8 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
 
 def stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
     """A task's queries and documents as tokens of a run's vocabularies."""
-    folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
-    queries = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
-    return queries, cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
+    store = functools.partial(cached_token_store, cache_dir=outputs.cache_dir() / "token_stores", skip_empty=policy.skip_empty)
+    return store(task.queries, run.query.tokenizer, kind="queries"), store(task.corpus, run.doc.tokenizer)
 
 
 def _query_ids(task: Task, known: Sequence[str], empty: Sequence[str]) -> list[str]:
