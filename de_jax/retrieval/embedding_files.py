@@ -151,7 +151,7 @@ class EmbeddingWriter:
         rows, self._dim = self.num_done + self._num_kept, block.shape[1]
         self._count()
         with outputs.naming(self._array), open(self._array, "r+b" if rows else "wb", buffering=0) as file:
-            file.write(self._header())
+            file.write(outputs.array_header("<f4", self._num_texts, self._dim))  # of all rows
             file.truncate(self._size(rows))
             file.seek(0, os.SEEK_END)
             outputs.write_all(file, np.ascontiguousarray(block).data)
@@ -161,12 +161,8 @@ class EmbeddingWriter:
         kept = {"num_kept": self._num_kept, "kept": self._key} if self._num_kept else {}
         outputs.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done, **kept})
 
-    def _header(self) -> bytes:
-        """The head of embeddings.npy with all of its rows."""
-        return outputs.array_header("<f4", self._num_texts, self._dim)
-
     def _size(self, num_rows: int) -> int:
-        return len(self._header()) + num_rows * self._dim * 4
+        return len(outputs.array_header("<f4", self._num_texts, self._dim)) + num_rows * self._dim * 4
 
 
 class Known(NamedTuple):

@@ -247,10 +247,9 @@ def tell_cut(store: Store, rows: Int[np.ndarray, " r"], max_length: int) -> None
 
 def checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:
     tokens_per_batch = _default_tokens_per_batch() if tokens_per_batch is None else tokens_per_batch
-    values = {"tokens_per_batch": tokens_per_batch, "max_length": max_length, "length_multiple": length_multiple}
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; give at least 1.")
+    given = (("tokens_per_batch", tokens_per_batch), ("max_length", max_length), ("length_multiple", length_multiple))
+    if wrong := next((f"{name} is {value}" for name, value in given if value is not None and value < 1), None):
+        raise InputError(f"{wrong}; give at least 1.")
     return tokens_per_batch
 
 

@@ -138,9 +138,8 @@ def check_on_disk(index: Any, factory: str) -> None:
     """Raises InputError for an index whose inverted lists cannot be in a file, or that has none."""
     library = faiss()
     inner = library.downcast_index(index.index) if isinstance(index, library.IndexPreTransform) else index
-    if not isinstance(inner, library.IndexIVF) or not isinstance(
-        library.downcast_InvertedLists(inner.invlists), library.ArrayInvertedLists
-    ):
+    lists = library.downcast_InvertedLists(inner.invlists) if isinstance(inner, library.IndexIVF) else None
+    if not isinstance(lists, library.ArrayInvertedLists):
         raise InputError(
             f"{factory!r} cannot stay on disk; choose an inverted index without HNSW, fast scan (fs) and RFlat at its end, such as "
             "IVF4096,PQ64."
