@@ -17,6 +17,7 @@ import numpy as np
 from de_jax.data.expansion.generated_queries import read_expansion
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import field_of
+from de_jax.data.text.words import UNSPACED
 from de_jax.model import Model, load
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.settings import PositiveInt, Seed, checked
@@ -24,11 +25,13 @@ from de_jax.types import InputError
 
 SUFFIXES = (".md", ".txt", ".rst")
 WORDS_OF_QUERY = (4, 24)
-"""The fewest and the most words of a sentence or a span that becomes a query."""
+"""The fewest and the most words of a sentence or a span that becomes a query; two characters where no blank parts words."""
 KEPT_SENTENCES = 0.1
 """The share of sentences that stay in their document, as Lee et al. (2019) have it; a query should not only match words."""
 _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$|^(\S.*)\n(?:={3,}|-{3,})$", re.MULTILINE)
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_SENTENCE_END = re.compile("(?<=[.!?\u0964\u061f\u06d4])\\s+|(?<=[\u3002\uff01\uff1f])\\s*(?!$)")
+"""Of Latin, Indian and Arabic scripts, and of Chinese and Japanese without a blank."""
+_WORD = re.compile(rf"[{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+")
 
 
 class Document(NamedTuple):
@@ -116,16 +119,16 @@ def _queries(one: Document, rng: random.Random) -> Iterator[tuple[str, str]]:
     if one.title and one.text:
         yield one.title, one.text
     sentences = _SENTENCE_END.split(one.text)
-    usable = [place for place, sentence in enumerate(sentences) if least <= len(sentence.split()) <= most]
+    usable = [place for place, sentence in enumerate(sentences) if least <= len(_WORD.findall(sentence)) <= most]
     if usable and len(sentences) > 2:
         place = rng.choice(usable)
         rest = " ".join(sentences[:place] + sentences[place + 1 :])
         yield sentences[place], one.whole if rng.random() < KEPT_SENTENCES else f"{one.title} {rest}".strip()
-    words = one.text.split()
+    words = [*_WORD.finditer(one.text)]
     if len(words) > 2 * least:
         size = rng.randint(least, min(most, len(words) // 2))
         begin = rng.randrange(len(words) - size + 1)
-        yield " ".join(words[begin : begin + size]), one.whole
+        yield " ".join(one.text[words[begin].start() : words[begin + size - 1].end()].split()), one.whole
 
 
 def _generated(docs: Sequence[Document], path: str | Path) -> list[tuple[int, str, str]]:

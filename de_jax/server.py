@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.stores.corpus import tokenized
+from de_jax.data.text.input_policy import shown
 from de_jax.model import Model
 from de_jax.retrieval.searcher import Searcher
 from de_jax.settings import needs
@@ -184,8 +185,8 @@ class Server:
 
     def _texts(self, body: dict[str, Any], name: str) -> list[str]:
         texts = [body[name]] if isinstance(body.get(name), str) else body.get(name)
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise Refused(400, f"{name!r} must be a text or a list of texts; token ids are not taken.")
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and shown(text) for text in texts):
+            raise Refused(400, f"{name!r} must be a text or a list of texts that are not empty; token ids are not taken.")
         if len(texts) > self._limits.texts:
             raise Refused(400, f"{name!r} has {len(texts):,} texts; send at most {self._limits.texts:,} at a time.")
         return texts

@@ -206,6 +206,7 @@ def test_a_question_that_is_nearly_trained_on_is_left_out_of_the_verdict(start, 
     model = de_jax.fine_tune(start, rows, run_dir=tmp_path / "run", dev_fraction=0.3, **{**FAST, "num_steps": 1})
     counted = verdict.of_queries(tmp_path / "run")[""]
     assert model.scores["num_left_out"] > 50
+    assert f"; {model.scores['num_left_out']} more are nearly in the training data and judge nothing." in model.scores["sentence"]
     assert len(counted["before"]) == len(counted["bm25"]) == model.scores["num_queries"] > 5
 
 

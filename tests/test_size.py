@@ -6,24 +6,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 1010,
-    "de_jax/data": 8850,
+    "de_jax/buckets": 1005,
+    "de_jax/data": 8830,
     "de_jax/demo": 590,
     "de_jax/doc2query": 510,
     "de_jax/evaluation": 1530,
-    "de_jax/files": 1160,
+    "de_jax/files": 1165,
     "de_jax/interop": 4520,
     "de_jax/losses": 1800,
-    "de_jax/mining": 1200,
+    "de_jax/mining": 1195,
     "de_jax/models": 3770,
     "de_jax/reports": 740,
-    "de_jax/retrieval": 2790,
-    "de_jax/training": 5180,
+    "de_jax/retrieval": 2775,
+    "de_jax/training": 5170,
     "tasks": 720,
     "tools": 2610,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5700
+AT_THE_ROOT = 5725
 
 
 def lines(paths):

@@ -75,7 +75,7 @@ class DevScores:
             queries[name] = own = {
                 system: {query_id: one[query_id] for query_id in shown} for system, one in scores.items() if {*shown} <= {*one}
             }
-            found[name] = {"step": step, "num_left_out": num_left_out} | judge(**own, are_known=not counted)
+            found[name] = {"step": step} | judge(**own, are_known=not counted, num_left_out=num_left_out)
         outputs.write_json(self._run_dir / QUERIES_FILE, queries)
         outputs.write_json(self._run_dir / VERDICT_FILE, found)
 
@@ -109,13 +109,16 @@ def _resembling(part: TrainingSet, query_ids: list[str], queries: list[str]) -> 
     return {query_ids[place] for place in near_duplicates.resembling(queries, trained, max_resemblance=MOST_RESEMBLING)}
 
 
-def judge(after: Scores, before: Scores | None = None, *, are_known: bool = False, **beside: Scores) -> dict[str, Any]:
+def judge(
+    after: Scores, before: Scores | None = None, *, are_known: bool = False, num_left_out: int = 0, **beside: Scores
+) -> dict[str, Any]:
     """Whether a training helped, by the scores of the held-out queries.
 
     Args:
         after: of the trained model, by query.
         before: of the model that it started from; None if that one was random.
         are_known: whether all of these queries are nearly in the training data, so that they judge nothing.
+        num_left_out: held-out queries that are not among them for that reason.
         **beside: of `bm25` and `fusion`, on the same queries.
 
     Returns:
@@ -124,7 +127,7 @@ def judge(after: Scores, before: Scores | None = None, *, are_known: bool = Fals
         else "no difference" or "not judged".
     """
     mean = lambda scores: round(math.fsum(scores[query_id] for query_id in after) / len(after), 5)  # noqa: E731
-    found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(after), "after": mean(after)}
+    found: dict[str, Any] = {"measure": MEASURE, "num_queries": len(after), "num_left_out": num_left_out, "after": mean(after)}
     found |= {name: mean(scores) for name, scores in beside.items()}
     if before is None:
         return found | {"result": "not judged", "sentence": _sentence(found)}
@@ -179,6 +182,8 @@ def _sentence(found: Mapping[str, Any], *, are_known: bool = False) -> str:
     """The verdict in words."""
     number = f"{found['num_queries']:,} held-out question{'s' if found['num_queries'] > 1 else ''}"
     beside = f"; BM25 has {_short(found['bm25'])}, both together {_short(found['fusion'])}" if "bm25" in found else ""
+    if found["num_left_out"] and not are_known:
+        beside += f"; {found['num_left_out']:,} more are nearly in the training data and judge nothing"
     if "before" not in found:
         return f"{MEASURE} {_short(found['after'])} on {number}{beside}."
     scores = f"{MEASURE} before {_short(found['before'])}, after {_short(found['after'])}"

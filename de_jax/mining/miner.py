@@ -233,6 +233,8 @@ def mine_bm25(
         filters=miner.filters,
     )
     clock.lap("choose")
+    if (mined.chosen < 0).all():
+        raise InputError("BM25 finds no negative for any query: no document that is not relevant has a word of one.")
     scores = np.pad(mined.scores, ((0, 0), (1, 0)), constant_values=np.nan)  # those of positives are not known
     ids = {"query_ids": mined_pairs.encoded(dataset.queries.ids), "doc_ids": mined_pairs.encoded(dataset.docs.ids)}
     found = mined_pairs.of_rows(pairs, mined.chosen, np.zeros((len(pairs), 0), np.int32), scores, **ids)

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from de_jax.data.text.words import is_long, words
 from de_jax.retrieval.index import empty_ranking, order_by_id
 from de_jax.types import InputError, Ranking
 
-WORD = re.compile(r"(?u)\b\w\w+\b")
-"""The pattern of a word in bm25s."""
-
 
 class BM25Index:
-    """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems.
+    """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems; see `words`.
 
     A document is its title, a space and its text, as `de_jax.data.text.beir` reads it. With the defaults nDCG@10 is .676 on
     SciFact, .318 on NFCorpus and .343 on Cranfield; `stemmer` and `stopwords` are for corpora in other languages. Equal scores
@@ -64,17 +62,17 @@ class BM25Index:
         self._stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
         self._stopwords = stopwords
         self._order = order_by_id(ids)  # so that a stable sort by score breaks ties by id
-        words = self._words([texts[row] for row in self._order])
+        found = self._words([texts[row] for row in self._order])
         self._bm25: Any = None
-        if any(words):
+        if any(found):
             self._bm25 = bm25s.BM25(k1=k1, b=b, method="lucene")
-            self._bm25.index(words, show_progress=False)
+            self._bm25.index(found, show_progress=False)
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
         """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf."""
         ranking = empty_ranking(len(query_texts), k)
-        for query, words in enumerate(self._words(query_texts)):
-            known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
+        for query, own in enumerate(self._words(query_texts)):
+            known = self._bm25.get_tokens_ids(own) if self._bm25 is not None else []
             if not known:
                 continue
             scores = self._bm25.get_scores_from_ids(known)
@@ -90,16 +88,17 @@ class BM25Index:
             >>> BM25Index(["a red fox"], ["fox"]).matches("Foxes are red", "The red fox")
             [(4, 7), (8, 11)]
         """
-        places = [match.span() for match in WORD.finditer(text)]
+        places = [match.span() for match in re.finditer(r"\w+", text)]
         wanted, *found = self._words([query, *(text[begin:end] for begin, end in places)])
-        return [place for place, words in zip(places, found, strict=True) if set(words) & set(wanted)]
+        return [place for place, own in zip(places, found, strict=True) if set(own) & set(wanted)]
 
     def _words(self, texts: Sequence[str]) -> list[list[str]]:
         import bm25s
 
+        cut = [" ".join(filter(is_long, words(text))) for text in texts]
         # An empty list in place of None: bm25s takes None for its default list in some versions.
-        stopwords = self._stopwords if self._stopwords is not None else []
-        return bm25s.tokenize(list(texts), stopwords=stopwords, stemmer=self._stemmer, return_ids=False, show_progress=False)
+        options: dict[str, Any] = {"stopwords": self._stopwords or [], "stemmer": self._stemmer, "token_pattern": r"\S+"}
+        return bm25s.tokenize(cut, return_ids=False, show_progress=False, **options)
 
 
 def _top(scores: Float[np.ndarray, " n"], k: int) -> np.ndarray:

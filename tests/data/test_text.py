@@ -32,6 +32,16 @@ def write_wordpiece(folder, *, specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), wo
     return folder
 
 
+@pytest.mark.parametrize("kind", ["WordPiece", "sentencepiece"])
+def test_texts_of_which_a_vocabulary_knows_little_are_told(kind, tmp_path, tokenizer, recwarn):
+    read = tokenizing.load_tokenizer(write_wordpiece(tmp_path)) if kind == "WordPiece" else tokenizer
+    known = "hello world" if kind == "WordPiece" else "the quick brown fox"
+    read.encode([f"{known} {known} {known} {known}"] * 5 + ["東"] * 4)
+    assert not recwarn
+    read.encode(["東 京 の 人 口 は 何 人 で す か"])
+    assert [str(one.message).partition(": ")[2][:52] for one in recwarn] == ["more than a tenth of the tokens are unknown to the v"]
+
+
 def test_sentencepiece_has_eos_as_suffix_and_no_prefix(tokenizer):
     assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((), (1,), 36)
     encoded = tokenizer.encode(["the quick brown fox", "dog"])

@@ -162,6 +162,13 @@ def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
     assert sorted(line.neg_doc_ids) == ["e", "q"]
 
 
+def test_bm25_that_finds_no_negative_at_all_is_refused():
+    docs = beir.Texts(["d", "e"], ["red fox", "blue whale"])
+    dataset = beir.Dataset("apart", docs, beir.Texts(["q", "p"], ["red fox", "blue whale"]), {"q": {"d": 1}, "p": {"e": 1}})
+    with pytest.raises(InputError, match="BM25 finds no negative for any query"):
+        mine_bm25(dataset, Miner())
+
+
 def test_a_copy_of_a_positive_is_no_negative_and_copies_are_mined_once(stores, embedded):
     """d5 has the text of d0, and q2 that of q4."""
     texts = TrainingPairs("toy", *stores, PAIRS, {}).with_equal_texts(64, 64)

@@ -111,6 +111,8 @@ WRONG = {
     "a list as a model": ("/v1/embeddings", {"model": [], "input": "a"}, 404),
     "no texts": ("/v1/embeddings", {"model": "query"}, 400),
     "an empty list": ("/v1/embeddings", {"model": "query", "input": []}, 400),
+    "an empty text": ("/v1/embeddings", {"model": "query", "input": ["a", " \u200b"]}, 400),
+    "an empty query": ("/search", {"query": ""}, 400),
     "token ids": ("/v1/embeddings", {"model": "query", "input": [1, 2]}, 400),
     "half a surrogate pair": ("/v1/embeddings", {"model": "query", "input": "\ud800"}, 400),
     "too many": ("/v1/embeddings", {"model": "query", "input": ["a"] * 2049}, 400),

@@ -454,6 +454,6 @@ def _require_enough(pairs: np.ndarray, batch_size: int, unique_in_batch: bool) -
         distinct = len(np.unique(column)) if unique_in_batch else batch_size
         if distinct < batch_size:
             raise InputError(
-                f"batch_size {batch_size} is more than the {distinct} different {name} of the training pairs; "
-                "take a smaller one, or unique_in_batch=False."
+                f"batch_size {batch_size} is more than the {distinct} different {name} that the vocabulary sees in the training "
+                "pairs; take a smaller one, or unique_in_batch=False."
             )

@@ -7,7 +7,6 @@ their exact resemblance, so the hashing can only miss a pair, never drop a text 
 from __future__ import annotations
 
 import functools
-import re
 import zlib
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
@@ -15,21 +14,22 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
+from de_jax.data.text.words import words
+
 SHINGLE_WORDS = 3
 _NUM_BANDS, _BAND_ROWS = 16, 4
 _BITS = 256
 _TOKENS = 1 << 21
 """Compared at a time."""
 
-_WORD = re.compile(r"\w+")
 _WEIGHTS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
 _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _NUM_BANDS * _BAND_ROWS, dtype=np.uint64) * 2 + 1
 
 
 def shingles(text: str) -> UInt64[np.ndarray, " s"]:
     """The distinct three-word sequences of a text, hashed, in ascending order; case and punctuation do not count."""
-    words = np.array([_hash_word(word) for word in _WORD.findall(text.lower())], dtype=np.uint64)
-    padded = np.pad(words, (0, max(SHINGLE_WORDS - len(words), 0)))
+    hashed = np.array([_hash_word(word) for word in words(text)], dtype=np.uint64)
+    padded = np.pad(hashed, (0, max(SHINGLE_WORDS - len(hashed), 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, SHINGLE_WORDS)  # [s, 3]
     return np.unique(_mix((windows * _WEIGHTS[None, :]).sum(axis=1, dtype=np.uint64)))
 

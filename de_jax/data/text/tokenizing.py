@@ -30,6 +30,8 @@ PROMPT_FILE = "prompt.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
 """The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
+MOST_UNKNOWN = 0.1
+"""The share of unknown tokens beyond which texts are of other scripts than a vocabulary."""
 NO_WORD = re.compile(r"[<\[{|]")
 """A special token without one of these may be a word of ordinary texts."""
 FIRST_BYTE = "<0x00>"
@@ -101,6 +103,7 @@ class SentencePieceTokenizer:
                 "first piece is the padding."
             )
         eos_id = self._processor.eos_id()
+        self._path, self._unknown_id = path, self._processor.unk_id()
         self.vocab_size = int(self._processor.get_piece_size())
         self.prefix_ids: tuple[int, ...] = ()
         self.suffix_ids: tuple[int, ...] = (eos_id,) if eos_id >= 0 else ()
@@ -108,7 +111,8 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with _surrogates_refused(texts):
-            return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+            found = [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+        return _unknown_told(found, self._unknown_id, self._path)
 
     def spans(self, text: str) -> list[Span]:
         from sentencepiece import sentencepiece_pb2
@@ -169,6 +173,7 @@ class JsonTokenizer:
         self.prefix_ids, self.suffix_ids = (tuple(self.by_padding(np.array(ids)).tolist()) for ids in surroundings)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special_tokens = tuple(sorted(token.content for token in added if token.special))
+        self._unknown_id = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "<unk>")
         masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
         self.mask_id = int(self.by_padding(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
@@ -176,7 +181,8 @@ class JsonTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with rust_errors_named(self._path), _surrogates_refused(texts):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self.by_padding(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+        found = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [*map(self.by_padding, _unknown_told(found, self._unknown_id, self._path))]
 
     def spans(self, text: str) -> list[Span]:
         with rust_errors_named(self._path), _surrogates_refused([text]):
@@ -194,6 +200,15 @@ class JsonTokenizer:
     def save(self, directory: Path) -> None:
         with outputs.atomic_file(Path(directory) / TOKENIZER_JSON_FILE) as temporary:
             temporary.write_bytes(self._json)
+
+
+def _unknown_told(ids: list[np.ndarray], unknown_id: int | None, path: Path) -> list[np.ndarray]:
+    """The same tokens; a warning where the vocabulary is of other scripts than the texts."""
+    every = np.concatenate([*ids, np.zeros(0, np.int32)])
+    if unknown_id is not None and np.sum(every == unknown_id) > max(MOST_UNKNOWN * len(every), 8):
+        told = "more than a tenth of the tokens are unknown to the vocabulary, which models read as one and the same word"
+        outputs.tell(f"{path}: {told}; take a model that was made for such texts.")
+    return ids
 
 
 class _Document(str):

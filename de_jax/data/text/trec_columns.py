@@ -41,7 +41,7 @@ def parse_score(text: str) -> float:
     """A score."""
     if _DECIMAL.fullmatch(text) and is_score(value := float(text)):
         return value
-    raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits")
+    raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits, such as 0.5")
 
 
 def is_score(value: float) -> bool:
