@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,7 +55,12 @@ ALIASES = {
 
 def main() -> None:
     """Runs the verb that the command line begins with."""
-    command.run(lambda: call(*split(sys.argv[1:])))
+    try:
+        command.run(lambda: call(*split(sys.argv[1:])))
+    except SystemExit as end:
+        if end.code == command.EXIT_INPUT and any(not one.daemon for one in threading.enumerate()[1:]):
+            os._exit(end.code)  # after a failed save, threads of Orbax would wait for five minutes
+        raise
 
 
 def call(verb: str, argv: Sequence[str]) -> None:

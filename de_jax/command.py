@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import importlib
+import io
 import os
 import platform
 import re
@@ -17,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from de_jax import freed_memory
 from de_jax.files import addresses, outputs
@@ -35,8 +37,9 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 """The reader of the output has gone."""
 
-MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
-"""System errors that are not ours: no space, no permission, a name that is too long, links in a circle."""
+_MENDABLE = "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ELOOP EIO ESTALE EMFILE ENFILE"
+MENDABLE = tuple(getattr(errno, name) for name in _MENDABLE.split())
+"""System errors that are not ours: no space, no permission, a name that is too long, links in a circle, a broken or absent disk."""
 
 LOOPBACK, THIS_MACHINE = "127.0.0.1", ("127.0.0.1", "::1", "localhost")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -121,37 +124,63 @@ def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     freed_memory.keep()
     warnings.formatwarning = lambda message, *place: f"{message}\n"
-    try:
-        import_asked_for()
-        answer_libtpu()
-        keep_compiled()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a locale without some letters
+    with contextlib.redirect_stderr(_Log(sys.stderr or open(os.devnull, "w"))):  # None where a daemon has closed it
         try:
-            main()
-        except BaseException:
-            addresses.upload(is_failed=True)
-            raise
-        addresses.upload()
-    except InputError as error:
-        sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
-        if any(argument.startswith("--gin") for argument in sys.argv):  # where settings are written so
-            as_flag = lambda found: f"{found[1]} --gin.{found[2]}{(found[3] or '').strip()}"  # noqa: E731
-            sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", as_flag, sentence)
-        sys.exit(_fail(f"error: {addresses.named(sentence)}", EXIT_INPUT))
-    except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
-        if not str(error).startswith("Symlink loop"):
-            raise
-        sys.exit(_fail(f"error: {error}: symbolic links in a circle; give another path.", EXIT_INPUT))
-    except KeyboardInterrupt:
-        sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
-    except BrokenPipeError:  # the reader of the output has gone, so the work may be half done
-        sys.stderr.close()
-        sys.exit(EXIT_PIPE)
+            import_asked_for()
+            answer_libtpu()
+            keep_compiled()
+            try:
+                main()
+            except BaseException:
+                addresses.upload(is_failed=True)
+                raise
+            addresses.upload()
+        except InputError as error:
+            sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
+            if any(argument.startswith("--gin") for argument in sys.argv):  # where settings are written so
+                as_flag = lambda found: f"{found[1]} --gin.{found[2]}{(found[3] or '').strip()}"  # noqa: E731
+                sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", as_flag, sentence)
+            sys.exit(_fail(f"error: {addresses.named(sentence)}", EXIT_INPUT))
+        except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
+            if not str(error).startswith("Symlink loop"):
+                raise
+            sys.exit(_fail(f"error: {error}: symbolic links in a circle; give another path.", EXIT_INPUT))
+        except KeyboardInterrupt:
+            sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
+        except BrokenPipeError:  # the reader of the output has gone, so the work may be half done
+            sys.stderr.close()
+            sys.exit(EXIT_PIPE)
+        except OSError as error:
+            if error.errno not in MENDABLE:
+                raise
+            where = f" at {error.filename}" if error.filename else ""
+            fixed = "fixed, or DE_JAX_CACHE is another folder" if f"{os.sep}.cache" in where else "fixed"
+            sentence = (
+                f"error: {error.strerror}{where}; incomplete files were removed; the same command continues once that is {fixed}."
+            )
+            sys.exit(_fail(sentence, EXIT_INPUT))
+
+
+class _Log:
+    """A stream of messages, which are no part of the work: that continues where a full disk takes no more of them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        return functools.partial(_spared, found) if name in ("write", "flush") else found
+
+
+def _spared(do: Callable[..., Any], *text: str) -> Any:
+    """A call whose failure counts for nothing, unless nobody reads any more."""
+    try:
+        return do(*text)
     except OSError as error:
-        if error.errno not in MENDABLE:
+        if error.errno == errno.EPIPE:
             raise
-        where = f" at {error.filename}" if error.filename else ""
-        sentence = f"error: {error.strerror}{where}; incomplete files were removed; once that is fixed, the same command continues."
-        sys.exit(_fail(sentence, EXIT_INPUT))
 
 
 def import_asked_for() -> None:

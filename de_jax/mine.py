@@ -201,7 +201,8 @@ def _until_the_end(
     """What `mine_step` yields of each new checkpoint, while `held` is entered."""
     # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
     all_begun = lambda: all(mined.newest() is not None for mined in mining.data.all_mined.values())  # noqa: E731
-    _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining)
+    absent = "" if mining.run_dir.is_dir() else ", a folder that does not exist yet,"
+    _wait_until(all_begun, f"the run in {mining.run_dir}{absent} to begin", mining)
     with held:
         for step in _new_steps(mining, num_steps):
             try:

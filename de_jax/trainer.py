@@ -140,6 +140,9 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
                 run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
             state, stop = run.fit(make_hooks(recipe, data, run, best))
+            follows = recipe.negatives.miner and not recipe.negatives.mine_every_steps and not stop and distributed.is_first()
+            if follows and any(len(mined.switches) < 2 for mined in data.all_mined.values()):
+                warnings.warn("no newer negatives than those of the start came; was de-jax mine running beside it?", stacklevel=2)
     judged = verdict.of_run(run_dir) if data.dev_sets else None
     if judged and distributed.is_first() and not (stop and stop.reason == StopOnSignal.REASON):
         print(*verdict.sentences(judged), sep="\n", file=sys.stderr)

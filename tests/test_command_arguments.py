@@ -1,8 +1,12 @@
 """Every path of every command may be in a bucket; other addresses and numbers out of their range are refused in one sentence."""
 
+import errno
+import io
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +213,38 @@ def test_the_scripts_of_other_shells_know_every_verb(shell, capsys):
     script = capsys.readouterr().out
     assert not [word for verb in VERBS for word in verb.split() if word not in script]
     assert "faiss_device" in script
+
+
+class _Full(io.StringIO):
+    """A log on a full disk, or one that nobody reads."""
+
+    def __init__(self, number):
+        super().__init__()
+        self._number = number
+
+    def write(self, text):
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def test_a_log_on_a_full_disk_or_none_at_all_ends_nothing(monkeypatch):
+    done = []
+    for stream in (_Full(errno.ENOSPC), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        command.run(lambda: done.append(print("a line", file=sys.stderr, flush=True)))
+        assert sys.stderr is stream
+    assert len(done) == 2
+    monkeypatch.setattr(sys, "stderr", _Full(errno.EPIPE))
+    with pytest.raises(SystemExit) as end:
+        command.run(lambda: print("a line", file=sys.stderr))
+    assert end.value.code == command.EXIT_PIPE
+
+
+def test_a_locale_without_a_letter_shows_its_number(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "cp1252")
+    monkeypatch.setattr(sys, "stdout", out)
+    command.run(lambda: print("Hà Nội"))
+    out.flush()
+    assert out.buffer.getvalue() == b"H\xe0 N\\u1ed9i\n"
 
 
 def test_a_sentence_with_unicodes_line_ends_is_told_whole(capsys):

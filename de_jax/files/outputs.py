@@ -253,6 +253,16 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
                 path.parent.rmdir()
 
 
+_LOCKS: dict[Path, TextIO] = {}
+"""The files that this process holds."""
+
+
+def check_held(path: Path) -> None:
+    """Raises `InputError` where this process holds the file of a folder that was moved, removed or replaced since."""
+    if path in _LOCKS and not _is_same(_LOCKS[path], path):
+        raise InputError(f"{path.parent} was moved, removed or replaced during the work there, which ends here.")
+
+
 @contextlib.contextmanager
 def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies."""
@@ -265,15 +275,21 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
                 file.seek(0)
                 if_taken(file.read().strip())
                 fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise InputError(f"{path.parent} has a file system without locks (Lustre has them with -o flock).") from None
+                raise
             if not _is_same(file, path):  # its former holder has removed it
                 continue
             with contextlib.suppress(OSError):  # a full disk must not prevent the lock
                 file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+            _LOCKS[path] = file
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                if _is_same(_LOCKS.pop(path), path):  # else it is of another holder, in a folder that took this one's place
+                    path.unlink()
             return
 
 
@@ -324,6 +340,9 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems sync no folders
+            raise
     finally:
         os.close(descriptor)
 

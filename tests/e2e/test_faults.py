@@ -99,6 +99,19 @@ def test_full_disk_while_a_line_is_logged(small_disk, sink):
         assert len(run_log.read_metrics(path)) == step
 
 
+def test_a_run_whose_folder_is_moved_ends_before_it_writes_into_another(capsys, monkeypatch, dataset_dir, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def move():
+        run_dir.rename(tmp_path / "moved")
+        run_dir.mkdir()
+        (run_dir / "recipe.json").touch()  # of a job that starts again
+
+    at_step(monkeypatch, 5, move)
+    assert "run was moved, removed or replaced during the work there" in refused(capsys, "train", arguments(dataset_dir, run_dir))
+    assert [path.name for path in run_dir.iterdir()] == ["recipe.json"]
+
+
 def test_full_disk_while_tokenizing(capsys, small_disk, dataset_dir):
     argv = [f"--dataset_dir={dataset_dir}", f"--tokenizer={dataset_dir}/spiece.model", f"--out_dir={small_disk.folder}/stores"]
     small_disk.leave(4000)

@@ -61,6 +61,15 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(again_dir).params)
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
+def test_a_run_whose_miner_never_came_says_so(dataset_dir, tmp_path):
+    changes = {"PairsOptions__num_neg_queries": 0, "HardNegatives__follow_every_steps": None, "HardNegatives__miner": "@Miner()"}
+    steps = {"Optimization__num_steps": 5, "Logging__evaluate_every_steps": 5}
+    with pytest.warns(UserWarning, match="no newer negatives than those of the start came; was de-jax mine running"):
+        cli.call("train", settings(dataset_dir, tmp_path, loss="ance", **changes, **steps))
+
+
 def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(dataset_dir, tmp_path):
     with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine pairs"):
         cli.call("train", settings(dataset_dir, tmp_path / "run"))

@@ -25,6 +25,7 @@ from de_jax.doc2query import generator_run
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.reports import model_card
 from de_jax.settings import bound
+from de_jax.training.mesh import distributed
 from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.run import loop, recipe_file
 from de_jax.training.run.checkpoint import Checkpoints, end_of
@@ -99,10 +100,11 @@ def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, d
 
 @pytest.mark.soak
 @pytest.mark.short_soak
-def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_dir, tmp_path, capsys, stop_at):
+@pytest.mark.parametrize("number", distributed.SIGNALS)
+def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_dir, tmp_path, capsys, stop_at, number):
     """SIGTERM saves and exits with a code of its own. `test_kills` kills outright, at random moments."""
     argv = arguments(dataset_dir, tmp_path)
-    stop_at(5)
+    stop_at(5, number)
     with pytest.raises(SystemExit) as exit_:
         command.run(lambda: cli.call("train", argv))
     assert exit_.value.code == command.EXIT_STOPPED

@@ -1,6 +1,7 @@
 """Files that are complete or absent, and who may write them."""
 
 import contextlib
+import errno
 import multiprocessing
 import time
 from pathlib import Path
@@ -44,6 +45,29 @@ def test_the_lock_goes_when_its_holder_fails(tmp_path):
     with pytest.raises(RuntimeError), outputs.in_turn(tmp_path / "folder"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("replace", [lambda path: path.unlink(), lambda path: path.parent.rename(path.parents[1] / "moved")])
+def test_a_lock_that_was_taken_away_is_noticed_and_that_of_another_holder_stays(tmp_path, replace):
+    path = tmp_path / "run" / ".train.lock"
+    with outputs.only_one(path, "training"):
+        outputs.check_held(path)
+        replace(path)
+        with pytest.raises(InputError, match="run was moved, removed or replaced during the work there, which ends here"):
+            outputs.check_held(path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+    outputs.check_held(path)  # held by nobody here
+
+
+def test_a_file_system_without_locks_is_a_sentence(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(outputs.fcntl, "flock", refuse)
+    with pytest.raises(InputError, match="has a file system without locks"), outputs.only_one(tmp_path / ".lock", "training"):
+        pass
 
 
 @pytest.mark.parametrize(

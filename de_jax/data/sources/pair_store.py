@@ -157,9 +157,9 @@ def table_pairs(
         InputError: a table that cannot be read, a row that cannot be used (names the file, the row and the column), or batches that
             the pairs cannot fill.
     """
-    for name, value in (("path", path), ("tokenizer", options.tokenizer)):
+    for name, value in (("table_pairs.path", path), ("PairsOptions.tokenizer", options.tokenizer)):
         if isinstance(value, str) and not value:
-            raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
+            raise InputError(f"{name} is not set; add {share.scope}{name}=<path>.")
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
     tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)

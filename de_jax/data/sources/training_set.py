@@ -166,9 +166,9 @@ def beir_pairs(
     Raises:
         InputError: anything in the folder that cannot be used; names the file and line.
     """
-    for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
+    for name, value in (("beir_pairs.dataset_dir", dataset_dir), ("PairsOptions.tokenizer", options.tokenizer)):
         if not value:
-            raise InputError(f"beir_pairs.{name} is not set; add {share.scope}beir_pairs.{name}=<path>.")
+            raise InputError(f"{name} is not set; add {share.scope}{name}=<path>.")
     query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
     stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)

@@ -115,8 +115,12 @@ def all_agree(decision: bool) -> bool:
     return decision if is_alone() else bool(multihost_utils.process_allgather(np.asarray(decision)).all())
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""By which schedulers announce the end of a job, and of a lost terminal, unless nohup hides it."""
+
+
 class StopOnSignal:
-    """Remembers SIGTERM, and Ctrl-C if that is asked for, so that the run saves after the step that is running and stops.
+    """Remembers `SIGNALS`, and Ctrl-C if that is asked for, so that the run saves after the step that is running and stops.
 
     Used as a context manager; outside of it the signal has its former meaning. Of several processes it is enough that one gets
     the signal: all stop after the same step. On another thread than the main one, which gets no signals, nothing changes.
@@ -132,12 +136,14 @@ class StopOnSignal:
 
     def __enter__(self) -> StopOnSignal:
         if self._listens:
-            self._former = signal.signal(signal.SIGTERM, self._remember)
+            own = [one for one in SIGNALS if one == signal.SIGTERM or signal.getsignal(one) == signal.SIG_DFL]
+            self._former = {one: signal.signal(one, self._remember) for one in own}
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._listens:
-            signal.signal(signal.SIGTERM, self._former)
+            for one, former in self._former.items():
+                signal.signal(one, former)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -167,7 +167,8 @@ class Checkpoints:
             with self._writing():
                 self._manager.close()
         finally:
-            self._remove_unfinished()  # threads of a failed save may have written for a while
+            if self._fault:
+                self._remove_unfinished()  # threads of a failed save may have written for a while
 
     def _remove_unfinished(self) -> None:
         if not self._is_writer:

@@ -28,7 +28,7 @@ from de_jax.training.optim import paths
 from de_jax.training.run import run_log
 from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints, read_base, write_base
 from de_jax.training.run.fit import Hook, Stop, fit
-from de_jax.training.run.run_folder import CHECKPOINTS_DIR
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, LOCK_FILE
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.training.run.wandb_log import wandb_sink
 from de_jax.types import Batches, InputError, Metrics, Params, TrainState, TrainStep
@@ -147,17 +147,12 @@ class Session:
         def ended() -> str | None:
             return next(filter(None, (one() for one in reasons)), None)
 
-        def asked_to_stop(step: int) -> str | None:
-            if self.owner:
-                self.owner.check()
-            return self._terminate.reason(step) or ended()
-
         return SaveCheckpoints(
             self.checkpoints,
             every_steps=self.training.logging.save_every_steps,
             num_steps=self.training.optimization.num_steps,
             beside=lambda: {"log": log.unfinished(), ENDED: ended(), "environment": environment(), **beside()},
-            asked_to_stop=asked_to_stop,
+            asked_to_stop=lambda step: self._terminate.reason(step) or ended(),
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
@@ -171,13 +166,23 @@ class Session:
             keep_environment(self.run_dir, self.start_step, self.beside.get("environment"))
         step_fn = run_log.naming_shapes(self._step_fn) if distributed.is_first() else self._step_fn
         with self._terminate.interruptible():
-            return fit(
-                step_fn,
-                self.state,
-                lambda first: sharding.placed(prefetch(batches(first)), mesh),
-                num_steps=self.training.optimization.num_steps,
-                hooks=hooks,
-            )
+            try:
+                return fit(
+                    step_fn,
+                    self.state,
+                    lambda first: sharding.placed(prefetch(batches(first)), mesh),
+                    num_steps=self.training.optimization.num_steps,
+                    hooks=[self._check_place, *hooks],
+                )
+            except OSError:  # a file of the run is not there
+                self._check_place()
+                raise
+
+    def _check_place(self, *update: Any) -> None:
+        """Before this update is logged or saved: the folder is still that of this run."""
+        if self.owner:
+            self.owner.check()
+        outputs.check_held(self.run_dir / LOCK_FILE)
 
 
 @contextlib.contextmanager

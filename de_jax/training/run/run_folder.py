@@ -50,6 +50,7 @@ UNUSED_FILE = "unused.safetensors"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 MINING_DIR = "mining"
+LOCK_FILE = ".train.lock"
 _WRITTEN_LATER = (
     *(CHECKPOINTS_DIR, BEST_DIR, BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE),
     *(DATA_REPORT_FILE, "environment.json", "tensorboard"),
@@ -107,7 +108,7 @@ def only_trainer(run_dir: str | Path) -> Iterator[None]:
     Raises:
         InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
-    lock = Path(run_dir) / ".train.lock"
+    lock = Path(run_dir) / LOCK_FILE
     with addresses.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
         if addresses.address_of(run_dir):
             distributed.agreed(True)  # the first process has fetched the run again
