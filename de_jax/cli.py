@@ -59,6 +59,7 @@ def main() -> None:
         command.run(lambda: call(*split(sys.argv[1:])))
     except SystemExit as end:
         if end.code == command.EXIT_INPUT and any(not one.daemon for one in threading.enumerate()[1:]):
+            sys.stdout.flush()
             os._exit(end.code)  # after a failed save, threads of Orbax would wait for five minutes
         raise
 

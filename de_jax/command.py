@@ -171,7 +171,7 @@ class _Log:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stream, name)
-        return functools.partial(_spared, found) if name in ("write", "flush") else found
+        return functools.partial(_spared, found) if name in ("write", "writelines", "flush") else found
 
 
 def _spared(do: Callable[..., Any], *text: str) -> Any:
@@ -214,7 +214,9 @@ def go_on_in_child() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda _, frame: os.kill(child, signal.SIGTERM))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGABRT:

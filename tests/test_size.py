@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 1005,
-    "de_jax/data": 8830,
+    "de_jax/data": 8846,
     "de_jax/demo": 590,
     "de_jax/doc2query": 510,
     "de_jax/evaluation": 1530,
-    "de_jax/files": 1165,
+    "de_jax/files": 1166,
     "de_jax/interop": 4520,
     "de_jax/losses": 1800,
     "de_jax/mining": 1195,
@@ -23,7 +23,7 @@ MOST = {
     "tools": 2610,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5725
+AT_THE_ROOT = 5726
 
 
 def lines(paths):

@@ -258,9 +258,9 @@ _LOCKS: dict[Path, TextIO] = {}
 
 
 def check_held(path: Path) -> None:
-    """Raises `InputError` where this process holds the file of a folder that was moved, removed or replaced since."""
-    if path in _LOCKS and not _is_same(_LOCKS[path], path):
-        raise InputError(f"{path.parent} was moved, removed or replaced during the work there, which ends here.")
+    """Raises `InputError` where a file that this process holds was taken away, so that another process may hold its folder now."""
+    if (file := _LOCKS.get(path.absolute())) and not _is_same(file, path):
+        raise InputError(f"{path.parent} or its {path.name} was moved, removed or replaced during the work there, which ends here.")
 
 
 @contextlib.contextmanager
@@ -284,20 +284,24 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
             with contextlib.suppress(OSError):  # a full disk must not prevent the lock
                 file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-            _LOCKS[path] = file
+            _LOCKS[key := path.absolute()] = file
             try:
                 yield
             finally:
-                if _is_same(_LOCKS.pop(path), path):  # else it is of another holder, in a folder that took this one's place
-                    path.unlink()
+                _LOCKS.pop(key, None)
+                with contextlib.suppress(OSError):
+                    if _is_same(file, path):  # else it is of another holder, in a folder that took this one's place
+                        path.unlink()
             return
 
 
 def _is_same(file: TextIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # a network's folder may not be seen for a moment
+        return True
 
 
 def cache_dir() -> Path:

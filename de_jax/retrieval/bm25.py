@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data.text.words import is_long, words
+from de_jax.data.text.words import is_long, word_pattern, words
 from de_jax.retrieval.index import empty_ranking, order_by_id
 from de_jax.types import InputError, Ranking
 
@@ -88,7 +87,7 @@ class BM25Index:
             >>> BM25Index(["a red fox"], ["fox"]).matches("Foxes are red", "The red fox")
             [(4, 7), (8, 11)]
         """
-        places = [match.span() for match in re.finditer(r"\w+", text)]
+        places = [match.span() for match in word_pattern().finditer(text)]
         wanted, *found = self._words([query, *(text[begin:end] for begin, end in places)])
         return [place for place, own in zip(places, found, strict=True) if set(own) & set(wanted)]
 

@@ -37,9 +37,10 @@ def test_texts_of_which_a_vocabulary_knows_little_are_told(kind, tmp_path, token
     read = tokenizing.load_tokenizer(write_wordpiece(tmp_path)) if kind == "WordPiece" else tokenizer
     known = "hello world" if kind == "WordPiece" else "the quick brown fox"
     read.encode([f"{known} {known} {known} {known}"] * 5 + ["東"] * 4)
+    read.encode(["東 京 の 人 口 は 何 人 で す か"])  # one text may be anything
     assert not recwarn
-    read.encode(["東 京 の 人 口 は 何 人 で す か"])
-    assert [str(one.message).partition(": ")[2][:52] for one in recwarn] == ["more than a tenth of the tokens are unknown to the v"]
+    read.encode(["東 京 の 人 口 は 何 人 で す か"] * 8)
+    assert ["in most of the texts, more than a tenth of the tokens are unknown" in str(one.message) for one in recwarn] == [True]
 
 
 def test_sentencepiece_has_eos_as_suffix_and_no_prefix(tokenizer):

@@ -108,7 +108,7 @@ def test_a_run_whose_folder_is_moved_ends_before_it_writes_into_another(capsys, 
         (run_dir / "recipe.json").touch()  # of a job that starts again
 
     at_step(monkeypatch, 5, move)
-    assert "run was moved, removed or replaced during the work there" in refused(capsys, "train", arguments(dataset_dir, run_dir))
+    assert "was moved, removed or replaced during the work there" in refused(capsys, "train", arguments(dataset_dir, run_dir))
     assert [path.name for path in run_dir.iterdir()] == ["recipe.json"]
 
 

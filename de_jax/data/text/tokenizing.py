@@ -30,8 +30,8 @@ PROMPT_FILE = "prompt.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
 """The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
-MOST_UNKNOWN = 0.1
-"""The share of unknown tokens beyond which texts are of other scripts than a vocabulary."""
+MOST_UNKNOWN, JUDGED_TEXTS = 0.1, 8
+"""The share of unknown tokens beyond which a text is of another script than a vocabulary; the fewest texts that show it."""
 NO_WORD = re.compile(r"[<\[{|]")
 """A special token without one of these may be a word of ordinary texts."""
 FIRST_BYTE = "<0x00>"
@@ -173,7 +173,9 @@ class JsonTokenizer:
         self.prefix_ids, self.suffix_ids = (tuple(self.by_padding(np.array(ids)).tolist()) for ids in surroundings)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special_tokens = tuple(sorted(token.content for token in added if token.special))
-        self._unknown_id = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "<unk>")
+        names = (getattr(self._tokenizer.model, "unk_token", None), "<unk>", "[UNK]")  # a Unigram model does not name it
+        known = (self._tokenizer.token_to_id(name) for name in names if name)
+        self._unknown_id = next((found for found in known if found is not None), None)
         masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
         self.mask_id = int(self.by_padding(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
@@ -204,9 +206,10 @@ class JsonTokenizer:
 
 def _unknown_told(ids: list[np.ndarray], unknown_id: int | None, path: Path) -> list[np.ndarray]:
     """The same tokens; a warning where the vocabulary is of other scripts than the texts."""
-    every = np.concatenate([*ids, np.zeros(0, np.int32)])
-    if unknown_id is not None and np.sum(every == unknown_id) > max(MOST_UNKNOWN * len(every), 8):
-        told = "more than a tenth of the tokens are unknown to the vocabulary, which models read as one and the same word"
+    if len(ids) >= JUDGED_TEXTS and 2 * sum(np.sum(row == unknown_id) > MOST_UNKNOWN * len(row) for row in ids) > len(ids):
+        told = (
+            "in most of the texts, more than a tenth of the tokens are unknown to the vocabulary, and alike to a model"
+        )
         outputs.tell(f"{path}: {told}; take a model that was made for such texts.")
     return ids
 

@@ -9,11 +9,14 @@ import unicodedata
 HAN = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
 UNSPACED = f"{HAN}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\uac00-\ud7a3"
 """Chinese and Japanese; and Thai, Lao, Burmese, Khmer, and Korean, where endings join words."""
-_WORD, _RUN, _GAP = re.compile(r"\w+"), re.compile(f"[{UNSPACED}]+"), re.compile(rf"(?<=[{HAN}])\s+(?=[{HAN}])")
+_WORD, _PART = re.compile(r"\w+"), re.compile(f"[{UNSPACED}]+|[^{UNSPACED}]+")
+_RUN, _GAP = re.compile(f"[{UNSPACED}]"), re.compile(rf"(?<=[{HAN}])\s+(?=[{HAN}])")
+_WIDE = re.compile("[\ufb00-\ufb06\uff00-\uffef]+")
+"""Ligatures, and letters of another width."""
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and their marks, in lower case and one Unicode form; of unspaced scripts pairs of characters.
+    """Runs of letters, digits and their marks, in lower case and one Unicode form; of unspaced scripts pairs of letters.
 
     Pairs overlap, as in Lucene's analyzer for Chinese, Japanese and Korean. Blanks between two characters of Chinese or Japanese
     do not count: a line ends there, or a vocabulary has cut there.
@@ -22,10 +25,13 @@ def words(text: str) -> list[str]:
         >>> words("A Noun, NOUNS"), words("東京の人口")
         (['a', 'noun', 'nouns'], ['東京', '京の', 'の人', '人口'])
     """
-    text = unicodedata.normalize("NFKC", text).lower()
     if text.isascii():
-        return _WORD.findall(text)
-    return _marked_word().findall(_RUN.sub(_pairs, _GAP.sub("", text.replace("i\u0307", "i"))))  # of the Turkish capital
+        return _WORD.findall(text.lower())
+    text = unicodedata.normalize("NFC", _WIDE.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text))
+    found = word_pattern().findall(_GAP.sub("", text.lower().replace("i\u0307", "i")))  # of the Turkish capital
+    if not _RUN.search(text):
+        return found
+    return [one for word in found for part in _PART.findall(word) for one in (_pairs(part) if _RUN.match(part) else [part])]
 
 
 def is_long(word: str) -> bool:
@@ -33,13 +39,22 @@ def is_long(word: str) -> bool:
     return len(word) > 1 or _RUN.match(word) is not None
 
 
-def _pairs(run: re.Match[str]) -> str:
-    """The overlapping pairs of a run, between blanks; a character alone stays."""
-    return f" {' '.join(run[0][place : place + 2] for place in range(max(1, len(run[0]) - 1)))} "
+def _pairs(part: str) -> list[str]:
+    """The overlapping pairs of letters, each with its marks; a letter alone stays."""
+    letters = _letter().findall(part)
+    return ["".join(letters[place : place + 2]) for place in range(max(1, len(letters) - 1))]
 
 
 @functools.cache
-def _marked_word() -> re.Pattern[str]:
-    """The pattern of a word; for `re`, vowel signs of Hindi and points of Arabic are no part of one."""
-    marks = "".join(one for one in map(chr, range(0x300, 0x20000)) if unicodedata.category(one).startswith("M"))
-    return re.compile(rf"\w+(?:[{marks}]+\w*)*")
+def word_pattern() -> re.Pattern[str]:
+    r"""The pattern of a word: `\w` alone lacks the vowel signs of Hindi and the points of Arabic."""
+    return re.compile(rf"\w+(?:[{_marks()}]+\w*)*")
+
+
+@functools.cache
+def _letter() -> re.Pattern[str]:
+    return re.compile(rf"[^{_marks()}][{_marks()}]*")
+
+
+def _marks() -> str:
+    return "".join(one for one in map(chr, range(0x300, 0x20000)) if unicodedata.category(one).startswith("M"))
