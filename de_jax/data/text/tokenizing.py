@@ -207,9 +207,7 @@ class JsonTokenizer:
 def _unknown_told(ids: list[np.ndarray], unknown_id: int | None, path: Path) -> list[np.ndarray]:
     """The same tokens; a warning where the vocabulary is of other scripts than the texts."""
     if len(ids) >= JUDGED_TEXTS and 2 * sum(np.sum(row == unknown_id) > MOST_UNKNOWN * len(row) for row in ids) > len(ids):
-        told = (
-            "in most of the texts, more than a tenth of the tokens are unknown to the vocabulary, and alike to a model"
-        )
+        told = "in most of the texts, more than a tenth of the tokens are unknown to the vocabulary, and alike to a model"
         outputs.tell(f"{path}: {told}; take a model that was made for such texts.")
     return ids
 
