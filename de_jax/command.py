@@ -175,7 +175,7 @@ class _Log:
 
 
 def _spared(do: Callable[..., Any], *text: str) -> Any:
-    """A call whose failure counts for nothing, unless nobody reads any more."""
+    """A call whose failure counts for nothing, unless the reader has gone."""
     try:
         return do(*text)
     except OSError as error:

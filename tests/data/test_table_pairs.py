@@ -365,7 +365,7 @@ def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_pat
     with pytest.warns(UserWarning, match=r"bad rows left out: 1 \("):
         opened(str(path), vocabulary, tmp_path, skip_bad_rows=True, batch_size=2)
     for missing in ({"path": ""}, {"vocabulary": ""}):
-        with pytest.raises(InputError, match=r"table_pairs\.(path|tokenizer) is not set"):
+        with pytest.raises(InputError, match=r"(table_pairs\.path|PairsOptions\.tokenizer) is not set"):
             opened(**{"path": str(path), "vocabulary": vocabulary, "cache": tmp_path, **missing})
 
 
