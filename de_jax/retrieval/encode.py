@@ -255,9 +255,10 @@ def checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, leng
 
 def run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a caller: the run's length, one device's micro-batch times the devices that share its rows, and widths."""
-    options = {"max_length": run.side(tower).max_length, **options}
+    side = {"query": run.query, "doc": run.doc}[tower]
+    options = {"max_length": side.max_length, **options}
     run.model.check_length(tower, options["max_length"])
-    run.model.check_tokenizer(tower, run.side(tower).tokenizer)
+    run.model.check_tokenizer(tower, side.tokenizer)
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = _default_tokens_per_batch() * sharding.num_row_shares(_mesh_of(run))
     if options.get("length_multiple") is None and isinstance(getattr(run.model, tower).encoder, StaticConfig):

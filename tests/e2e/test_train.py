@@ -104,6 +104,7 @@ def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, d
 def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_dir, tmp_path, capsys, stop_at, number):
     """SIGTERM saves and exits with a code of its own. `test_kills` kills outright, at random moments."""
     argv = arguments(dataset_dir, tmp_path)
+    signal.signal(number, signal.SIG_DFL)  # nohup hides one of them
     stop_at(5, number)
     with pytest.raises(SystemExit) as exit_:
         command.run(lambda: cli.call("train", argv))
