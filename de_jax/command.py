@@ -215,7 +215,7 @@ def go_on_in_child() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
+        if number == signal.SIGTERM or signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda _, frame: os.kill(child, signal.SIGTERM))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -172,7 +172,7 @@ class Session:
                     self.state,
                     lambda first: sharding.placed(prefetch(batches(first)), mesh),
                     num_steps=self.training.optimization.num_steps,
-                    hooks=[self._check_place, *hooks],
+                    hooks=[self._check_place, *hooks[:-1], self._check_place, *hooks[-1:]],  # the last one saves
                 )
             except OSError:  # a file of the run is not there
                 self._check_place()
