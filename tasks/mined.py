@@ -18,7 +18,6 @@ from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.files import reading
-from de_jax.files.reading import parse_json, read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -73,14 +72,14 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
 
 def _read_files(*paths: Path) -> Iterator[registering.Record]:
     for path in paths:
-        for line, raw in read_lines(path):
+        for line, raw in reading.read_lines(path):
             yield _parsed(raw, f"{path}, line {line}")._asdict()
 
 
 def _parsed(raw: str, where: str) -> Mined:
     """One line; a missing list is empty. InputError for a malformed line, with its place, `where`."""
     try:
-        record = parse_json(raw)
+        record = reading.parse_json(raw)
         mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
         if not all(map(_is_id, mined[:2])) or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in mined[2:]):
             raise TypeError

@@ -13,7 +13,6 @@ from de_jax.arguments import open_model
 from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation import latency as latency_
-from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.report import kept_ranking
 from de_jax.files.outputs import progress_bar
 from de_jax.files.reading import read_lines
@@ -120,7 +119,7 @@ def compare_latency(
     return {"device": latency_.device(), "num_calls": num_calls, "latencies": [row._asdict() for row in found]}
 
 
-def _read(path: Path) -> Results:
+def _read(path: Path) -> metrics.Results:
     return kept_ranking(path) if path.is_dir() else metrics.read_trec_run(path)
 
 

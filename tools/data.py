@@ -9,7 +9,6 @@ from typing import Any, Literal
 from de_jax.arguments import Columns
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, seqio_tasks, table_store, table_texts
-from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, dpr, pydocs
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
@@ -178,7 +177,7 @@ def import_pydocs(
     return {"out_dir": out_dir, **versions["counts"], "python": versions["python"], "packages": len(versions["packages"])}
 
 
-def _write_pairs(out_dir: Path, tables: Tables, tokenizers: dict[str, Tokenizer], read: list[Reading]) -> dict[str, Any]:
+def _write_pairs(out_dir: Path, tables: pair_store.Tables, tokenizers: dict[str, Tokenizer], read: list[Reading]) -> dict[str, Any]:
     """Writes a folder of pairs, unless the same was written before."""
     made_from = pair_store.fingerprint_of(tables, tokenizers)
     store = _open(out_dir, made_from) or table_store.write_pairs(out_dir, tables, tokenizers, made_from, read)

@@ -11,7 +11,6 @@ from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.passages import passages_of
 from de_jax.files import outputs
-from de_jax.files.outputs import progress_bar
 from de_jax.flags import Line, rules
 from de_jax.mining import guide, teacher
 from de_jax.model import load
@@ -78,7 +77,7 @@ def encode_corpus(
         "texts_per_shard": texts_per_shard,
     }
     texts = expanded_search.texts(run, docs, expanded) if expanded else passages_of(docs, run.doc) or docs
-    with progress_bar(total=texts.num_texts, desc=KEEPS, unit=" texts", delay=0.5) as bar:
+    with outputs.progress_bar(total=texts.num_texts, desc=KEEPS, unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expanded and expanded.is_typical:
             expanded_search.typical_to_dir(run, docs, texts, out_dir, normalize=expanded.normalizes(run), **options)
@@ -123,7 +122,7 @@ def encode_guide(
     name = encode.name_with_hashes(model, run)
     of_pairs, of_dataset = guide.of_pair_store, guide.of_dataset
     texts = of_pairs(run, pairs_dir) if pairs_dir else of_dataset(run, dataset_dir, skip_empty=skip_empty)
-    with progress_bar(total=texts.number, desc=KEEPS, unit=" texts", delay=0.5) as bar:
+    with outputs.progress_bar(total=texts.number, desc=KEEPS, unit=" texts", delay=0.5) as bar:
         guide.write(out_dir, run, name, texts, progress=bar.update)
     sizes = {f"num_{kind}": store.num_texts for kind, store in texts.stores.items()}
     return {"out_dir": out_dir, "guide": name, **sizes, "dim": run.model.doc.embedding_dim}
@@ -191,7 +190,7 @@ def score_pairs(
         run = load(model).run
         name = encode.name_with_hashes(model, run)
         make_score = functools.partial(teacher.by_run, run, candidates, out_dir)
-    with progress_bar(total=len(candidates.pairs), desc="score", unit=" pairs", delay=0.5) as bar:
+    with outputs.progress_bar(total=len(candidates.pairs), desc="score", unit=" pairs", delay=0.5) as bar:
         teacher.write(out_dir, candidates, name, make_score, settings=settings, part=part, progress=bar.update)
     if part:
         return {"shard": str(part)}

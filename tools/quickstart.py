@@ -12,7 +12,6 @@ from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir, pydocs, vocabulary_training
 from de_jax.evaluation import fusion, geometry, metrics
-from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import Policy, Task, beir_tasks, bm25_results, encoded, ranked, score
 from de_jax.files import outputs, reading
 from de_jax.recipe import Recipe
@@ -124,11 +123,11 @@ def _scores(recipe: Recipe, run: Run, dataset_dir: Path, draws: bool) -> dict[st
     }
 
 
-def _weighted(rankings: dict[str, Results], weight: float) -> Results:
+def _weighted(rankings: dict[str, metrics.Results], weight: float) -> metrics.Results:
     return fusion.combine([rankings["bm25"], rankings["trained"]], (1 - weight, weight), depth=POLICY.depth)
 
 
-def _means(found: Results, task: Task) -> dict[str, float]:
+def _means(found: metrics.Results, task: Task) -> dict[str, float]:
     return metrics.means(score(found, task, POLICY))
 
 

@@ -20,7 +20,6 @@ from de_jax.data.text import beir
 from de_jax.demo import gradio_page
 from de_jax.evaluation import metrics
 from de_jax.files import outputs
-from de_jax.files.outputs import progress_bar
 from de_jax.flags import rules
 from de_jax.retrieval import faiss_index, milvus_index
 from de_jax.retrieval.index import check_finite
@@ -162,7 +161,7 @@ def export_index(
     run = model.open()
     folder, ids, embeddings = embedded_corpus(run, corpus, texts, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
     report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
-    with progress_bar(total=len(ids), desc=to, unit=" rows", delay=0.5) as bar:
+    with outputs.progress_bar(total=len(ids), desc=to, unit=" rows", delay=0.5) as bar:
         if to == "milvus":
             options = {"float16": float16, "index_type": index_type, "index_params": params, "progress": bar.update}
             report |= {"uri": uri, **milvus_index.upload(uri, folder, embeddings, ids, texts, **options)}

@@ -18,7 +18,6 @@ from de_jax.flags import Line, like
 from de_jax.recipe import Recipe
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt
 from de_jax.training.mesh import distributed as distributed_
-from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.mesh.plan import open_topology
 from de_jax.training.run.run_folder import continuing
 from de_jax.types import InputError
@@ -72,7 +71,7 @@ def train(
     summary = trainer.train_or_stop(chosen, str(run_dir))
     if distributed_.is_first():
         yield summary
-    if summary["stopped"] == StopOnSignal.REASON:
+    if summary["stopped"] == distributed_.StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 

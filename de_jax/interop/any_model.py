@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from de_jax.files import addresses, outputs, reading
-from de_jax.files.reading import is_there, require_folder
+from de_jax.files import addresses, outputs
+from de_jax.files.reading import is_there, require_folder, state_of
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
@@ -154,7 +154,7 @@ def open_model(
     doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt, fields=doc_fields)
     params = jax.device_put(found.params, jax.local_devices()[0])
     # The folder may be another program's, so results are elsewhere, by its state.
-    results = outputs.cache_dir() / "models" / reading.state_of(folder) / Path(source).resolve().name
+    results = outputs.cache_dir() / "models" / state_of(folder) / Path(source).resolve().name
     return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused, found.prompts)
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
-from de_jax.files import reading
 from de_jax.files.outputs import write_json
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.interop.architectures.kind import Keys, account, kind_of
@@ -137,7 +136,7 @@ def _vocabulary(file: Path) -> object:
 
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
-    settings: dict[str, Any] = reading.read_json(file, _CONFIG)
+    settings: dict[str, Any] = read_json(file, _CONFIG)
     account(file, settings, _KEYS)
     return settings
 

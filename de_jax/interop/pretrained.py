@@ -14,7 +14,6 @@ import numpy as np
 
 from de_jax.data.text.tokenizing import Side, Tokenizer, bare, check_same_tokens, load_tokenizer, whole, with_prompt
 from de_jax.files import reading
-from de_jax.files.reading import is_there, regular_file
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS, Part
 from de_jax.settings import Record, file_name, map_of
@@ -230,9 +229,9 @@ def _listed(names: Sequence[str]) -> str:
 
 def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     """A function that reads an array, by the array's name."""
-    if is_there(folder / FILE):
+    if reading.is_there(folder / FILE):
         return arrays_in(folder / FILE)
-    if is_there(folder / INDEX_FILE):
+    if reading.is_there(folder / INDEX_FILE):
         return _sharded(folder)
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
@@ -285,7 +284,7 @@ def _opened(file: Path) -> Any:
     import safetensors
 
     try:
-        return safetensors.safe_open(regular_file(file), framework="numpy")
+        return safetensors.safe_open(reading.regular_file(file), framework="numpy")
     except safetensors.SafetensorError as error:
         raise InputError(f"{file} is damaged or is no safetensors file ({error}); copy it again.") from None
 

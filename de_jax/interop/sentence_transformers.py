@@ -21,7 +21,6 @@ import numpy as np
 
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import reading
-from de_jax.files.reading import is_there
 from de_jax.interop import foreign_tokenizers, huggingface
 from de_jax.interop.architectures.kind import Keys, Settings, account
 from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
@@ -138,7 +137,7 @@ def read(
 def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: bool) -> tuple[Part, ...]:
     """The parts that the towers of an export share."""
     file = folder / SHARING_FILE
-    shared: tuple[Part, ...] = tuple(reading.read_json(file, _SHARING)["shared"]) if is_there(file) else ()
+    shared: tuple[Part, ...] = tuple(reading.read_json(file, _SHARING)["shared"]) if reading.is_there(file) else ()
     ours, theirs = ({part: model.params["shared"].get(part) for part in shared} for model in (query, doc))
     is_same = bool(jax.tree.structure(ours) == jax.tree.structure(theirs))  # type: ignore[operator]
     if not is_same or not (only_sizes or jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))):
@@ -172,7 +171,7 @@ def _read_tower(
         file, values, encoder = modules[STATIC], {}, _static(modules[STATIC], special_tokens)
     else:
         files = [modules["Transformer"] / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES)]
-        file = next(filter(is_there, files), files[0])
+        file = next(filter(reading.is_there, files), files[0])
         values = _object(file, TRANSFORMER_KEYS, required=False)
         for name in ("model_args", "model_kwargs"):  # which would load the encoder in another way
             if isinstance(arguments := values.get(name), dict):
@@ -388,6 +387,6 @@ def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
-    values: dict[str, Any] = reading.read_json(file, Record({})) if required or is_there(file) else {}
+    values: dict[str, Any] = reading.read_json(file, Record({})) if required or reading.is_there(file) else {}
     account(file, values, keys)
     return values

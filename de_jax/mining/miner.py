@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import mined_pairs
-from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
@@ -137,7 +136,7 @@ def mine(
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
-) -> tuple[MinedPairs, dict[str, Any]]:
+) -> tuple[mined_pairs.MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair.
 
     Negative documents are near the query, as in ANCE (Xiong et al. 2021). Negative queries are training queries near the document,
@@ -193,7 +192,7 @@ def mine(
 
 def mine_bm25(
     dataset: beir.Dataset, miner: Miner, *, drop_identical_ids: bool = True, k1: float = 0.9, b: float = 0.4
-) -> tuple[MinedPairs, dict[str, Any]]:
+) -> tuple[mined_pairs.MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
 
     Pairs of empty texts, which the data set was read without, are left out.

@@ -12,7 +12,6 @@ from typing import Any
 from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
-from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.data.text import beir
 from de_jax.files import addresses, folders, outputs, reading
@@ -40,7 +39,7 @@ def mine_generation(
     score: Score | None = None,
     texts_per_shard: int = corpus_embeddings.TEXTS_PER_SHARD,
     facts: Mapping[str, str] = MappingProxyType({}),
-) -> Generation | None:
+) -> generations.Generation | None:
     """Mines and writes the next generation. If several processes train, all of them call this, and the first one writes.
 
     A process that trains or mines alone keeps the embeddings in the run's folder, and after a kill the same call continues with

@@ -30,7 +30,6 @@ from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
 from de_jax.retrieval import corpus_embeddings, parts
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.parts import Part
 from de_jax.training.run.run_folder import Run
 from de_jax.types import PADDING_ID, InputError
 
@@ -104,7 +103,7 @@ def write(
     *,
     settings: Mapping[str, Any] = types.MappingProxyType({}),
     pairs_per_part: int = 4096,
-    part: Part | None = None,
+    part: parts.Part | None = None,
     progress: Callable[[int], object] = lambda number: None,
 ) -> None:
     """Writes the teacher's scores; the same call after a kill continues, and a complete folder stays as it is.
@@ -161,7 +160,7 @@ def _join(folder: Path, shards: Sequence[Path], plan: Mapping[str, Any]) -> None
             file.write((shard / SCORES_FILE).read_bytes())
 
 
-def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | None = None) -> Score | None:
+def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: parts.Part | None = None) -> Score | None:
     """The scores of a dual encoder: inner products of its embeddings, which are made now and stay in `out_dir` until all is done.
 
     With a `part`, that of the texts is embedded, and there is no score; without, the embeddings of all parts are joined.

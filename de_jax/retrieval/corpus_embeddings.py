@@ -12,7 +12,6 @@ from de_jax.files import folders, outputs
 from de_jax.retrieval import embedding_files, encode, parts
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.encode import EncodeFn, Progress, Store, checked_tokens_per_batch, run_options, tell_cut, tower_hash
-from de_jax.retrieval.parts import Part
 from de_jax.training.run.run_folder import Run
 
 TEXTS_PER_SHARD = 32768
@@ -30,7 +29,7 @@ def encode_to_dir(
     length_multiple: int | None = None,
     texts_per_shard: int = TEXTS_PER_SHARD,
     known: tuple[embedding_files.Known, np.ndarray] | None = None,
-    part: Part | None = None,
+    part: parts.Part | None = None,
     progress: Progress = lambda texts: None,
 ) -> None:
     """Writes a store's embeddings to a folder; the same call after a kill loses half a minute, and ends byte-equal.
@@ -105,7 +104,7 @@ def cached_docs(
     name: str,
     *,
     max_length: int | None = None,
-    part: Part | None = None,
+    part: parts.Part | None = None,
     texts_per_shard: int = TEXTS_PER_SHARD,
     progress: Progress = lambda texts: None,
 ) -> Path:

@@ -21,12 +21,10 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from de_jax.files import folders, outputs, reading
-from de_jax.files.folders import Kind
-from de_jax.files.reading import read_array
 from de_jax.settings import Count, Maybe, PositiveInt, Record, Size, list_of
 from de_jax.types import InputError
 
-EMBEDDINGS = Kind(
+EMBEDDINGS = folders.Kind(
     "embeddings",
     Record({"num_texts": Size, "dim": PositiveInt, "model": Maybe(str), "max_length": Maybe(PositiveInt)}),
     make="run de-jax encode corpus on it until it ends",
@@ -48,7 +46,7 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
     out_dir = Path(out_dir)
     manifest, mend = EMBEDDINGS.open(out_dir), EMBEDDINGS.mend
     ids = reading.read_json(out_dir / "ids.json", list_of(str), mend=mend, max_bytes=None)
-    embeddings = read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=mend)
+    embeddings = reading.read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=mend)
     if len(ids) != len(embeddings):
         raise InputError(f"{out_dir} holds {len(ids)} ids and {len(embeddings)} embeddings; {mend}.")
     return ids, embeddings, manifest
@@ -193,7 +191,7 @@ def find_known(embeddings_dir: Path, *, model: str, max_length: int) -> Known | 
     for path in sorted(embeddings_dir.glob(f"*/step_*/{HASHES_FILE}")):
         try:
             _, embeddings, manifest = open_embeddings(path.parent)
-            hashes = read_array(path, "<u8", (len(embeddings),), in_memory=True)
+            hashes = reading.read_array(path, "<u8", (len(embeddings),), in_memory=True)
         except InputError:  # damaged embeddings are of no use
             continue
         if (manifest.get("model"), manifest.get("max_length")) != (model, max_length):

@@ -16,7 +16,6 @@ from de_jax.data.text import beir
 from de_jax.data.text.passages import passages_of
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
-from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import corpus_embeddings, encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index, of_docs
@@ -96,7 +95,7 @@ def embedded_corpus(
     else:
         docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=skip_empty)
         store = passages_of(docs, run.doc) or docs
-        with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+        with outputs.progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = corpus_embeddings.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
     if embeddings_dir and not encode.is_by(run, manifest["model"]):

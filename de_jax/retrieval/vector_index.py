@@ -19,7 +19,6 @@ import numpy as np
 
 from de_jax.files import addresses, outputs, reading
 from de_jax.files.folders import Kind
-from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, MaxPIndex, array_of, check_distinct, check_finite
 from de_jax.settings import PositiveInt, Range, Record, check_value, list_of
@@ -199,7 +198,7 @@ class VectorIndex:
         names = manifest["arrays"]
         if "vectors" not in names or not set(names) <= set(described):
             raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {names}, not some of {[*described]}; {mend}.")
-        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in names}
+        read = {name: reading.read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in names}
         try:
             index = cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
         except InputError as error:

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import GuideOf, ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows
@@ -144,7 +143,7 @@ class Positives(NamedTuple):
 class DocTexts(NamedTuple):
     """Replacements of the documents' beginnings: their passages, or the document with a generated query."""
 
-    store: Store
+    store: layout.Store
     rows_of: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
     """(documents [B] or [B, N], pairs [B], step) -> rows of the store [B, ...] or, for several texts each, [B, ..., C]."""
 

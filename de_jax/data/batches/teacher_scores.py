@@ -21,7 +21,6 @@ from de_jax.data.stores.corpus import KINDS, TokenStore
 from de_jax.data.text import input_policy, trec_columns
 from de_jax.files import reading
 from de_jax.files.folders import Kind
-from de_jax.files.reading import read_array, read_lines
 from de_jax.settings import Count, PositiveInt, Record, list_of
 from de_jax.types import Guide, InputError
 
@@ -105,7 +104,7 @@ def read(
     """
     path = file_of(path)
     query_ids, doc_ids, scores = [], [], []
-    for number, raw in read_lines(path):
+    for number, raw in reading.read_lines(path):
         columns = raw.split("\t")
         if len(columns) != 3:
             raise InputError(f"{path}, line {number}: expected a query id, a document id and a score, tab-separated.")
@@ -175,7 +174,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
 
 def _opened(folder: Path, kind: str, store: TokenStore, dim: int) -> _Embeddings:
     ids = reading.read_json(folder / "ids.json", list_of(str), mend=GUIDE.mend, max_bytes=None)
-    vectors = read_array(folder / "embeddings.npy", "<f4", (len(ids), dim), rebuild=GUIDE.mend)
+    vectors = reading.read_array(folder / "embeddings.npy", "<f4", (len(ids), dim), rebuild=GUIDE.mend)
     rows = store.rows_of(ids)
     places = np.full(store.num_texts, -1)
     places[rows[rows >= 0]] = np.flatnonzero(rows >= 0)

@@ -21,12 +21,10 @@ from jaxtyping import Float64, Int, Int32
 from de_jax.data.expansion.generated_queries import fingerprint
 from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, reading
-from de_jax.files.folders import Kind
-from de_jax.files.reading import read_array
 from de_jax.settings import Count, PositiveInt, Record, Seed, check_fields
 from de_jax.types import InputError
 
-RANKED_QUERIES = Kind(
+RANKED_QUERIES = folders.Kind(
     "ranked queries",
     Record({"num_pairs": Count}),
     make="it is made when a curriculum asks for it",
@@ -220,11 +218,11 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], rank: Callable
 
 def _open(folder: Path) -> RankedQueries:
     num_pairs, mend = RANKED_QUERIES.open(folder)["num_pairs"], RANKED_QUERIES.mend
-    offsets = read_array(folder / "offsets.npy", _DTYPES["offsets"], (num_pairs + 1,), rebuild=mend)
+    offsets = reading.read_array(folder / "offsets.npy", _DTYPES["offsets"], (num_pairs + 1,), rebuild=mend)
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
         raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
     size = (int(offsets[-1]),)
-    order, scores = (read_array(folder / f"{name}.npy", _DTYPES[name], size, rebuild=mend) for name in ("order", "scores"))
+    order, scores = (reading.read_array(folder / f"{name}.npy", _DTYPES[name], size, rebuild=mend) for name in ("order", "scores"))
     return RankedQueries(order, scores, offsets)
 
 

@@ -20,15 +20,13 @@ import numpy as np
 from de_jax.data.stores.corpus import rows_by_id
 from de_jax.data.text import beir, input_policy
 from de_jax.files import folders, outputs, reading
-from de_jax.files.folders import Kind
-from de_jax.files.reading import read_lines
 from de_jax.settings import Count, Maybe, Record, file_name, list_of, map_of, some_text, text_id
 from de_jax.types import InputError
 
 PLAN_FILE = "plan.json"
 _IDS = 8192
 """Of a corpus, made to an array at a time."""
-EXPANSION = Kind(
+EXPANSION = folders.Kind(
     "expansion",
     Record({"parts": map_of(some_text, keys=file_name), "num_docs": Maybe(Count)}),
     make="run de-jax doc2query on it until it ends",
@@ -217,7 +215,7 @@ def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
 def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
     doc_id, queries = None, list[str]()
     for path in paths:
-        for line, raw in read_lines(path):
+        for line, raw in reading.read_lines(path):
             own, tab, query = raw.partition("\t")
             if not tab or not own:
                 raise InputError(f"{path}, line {line}: expected a document id, a tab and a query.")
@@ -234,7 +232,7 @@ def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[Doc
     samples: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda path: path.name):
         samples.setdefault(path.name.partition(".txt")[0], []).append(path)
-    texts = [(line for path in pieces for _, line in read_lines(path, keep_blank=True)) for pieces in samples.values()]
+    texts = [(line for path in pieces for _, line in reading.read_lines(path, keep_blank=True)) for pieces in samples.values()]
     number = 0
     for number, doc_id in enumerate(doc_ids, start=1):
         queries = [next(lines, None) for lines in texts]

@@ -28,8 +28,6 @@ from jaxtyping import Int, Int32
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
 from de_jax.files import folders, outputs, reading
-from de_jax.files.folders import Kind
-from de_jax.files.reading import read_array
 from de_jax.settings import Count, Maybe, NonNegativeFloat, Record, Size, file_name, map_of
 from de_jax.types import PADDING_ID, InputError
 
@@ -40,7 +38,7 @@ class DamagedGeneration(InputError):
     """A generation that is absent, half-copied or damaged, or that holds what no miner writes; another one may be whole."""
 
 
-NEGATIVES = Kind(
+NEGATIVES = folders.Kind(
     "negatives",
     Record(
         {
@@ -153,7 +151,7 @@ def read(generation: Generation) -> MinedPairs:
     shapes: dict[str, tuple[int | None, ...]] = {"pairs": (num_pairs, 2), "query_ids": (None,), "doc_ids": (None,)}
     with _damage():
         arrays: dict[str, Any] = {
-            name: read_array(generation.folder / f"{name}.npy", dtype, shapes.get(name, (num_pairs, None)), rebuild=mend)
+            name: reading.read_array(generation.folder / f"{name}.npy", dtype, shapes.get(name, (num_pairs, None)), rebuild=mend)
             for name, dtype in _DTYPES.items()
             if name != "scores" or "scores.npy" in generation.manifest["parts"]
         }

@@ -24,7 +24,6 @@ from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import DamagedGeneration, Generation, rows_of_pairs
 from de_jax.files import outputs, reading
-from de_jax.files.reading import read_bytes
 from de_jax.settings import Count, of_class
 from de_jax.types import InputError
 
@@ -277,7 +276,7 @@ class MinedNegatives:
         if self._file is None or not self._is_first or not self.switches:
             return
         text = "".join(map(_line, self.switches))
-        if not self._file.is_file() or read_bytes(self._file) != text.encode():
+        if not self._file.is_file() or reading.read_bytes(self._file) != text.encode():
             with outputs.atomic_file(self._file) as temporary:
                 temporary.write_text(text)
 
@@ -306,7 +305,7 @@ def read_switches(path: str | Path) -> list[Switch]:
     switches: list[Switch] = []
     if not path.exists():
         return switches
-    num_whole = read_bytes(path).count(b"\n")
+    num_whole = reading.read_bytes(path).count(b"\n")
     try:
         for line, record in reading.read_records(path, _SWITCH):
             if switches and record["step"] <= switches[-1].step:

@@ -32,7 +32,6 @@ from de_jax.data.text import beir, input_policy, table_files
 from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.tokenizing import Tokenizer, fields_of, load_tokenizer, prompt_of
 from de_jax.files import folders, outputs
-from de_jax.files.folders import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import Count, LocalPath, Maybe, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
@@ -46,7 +45,7 @@ class Part(NamedTuple):
     num_pairs: int
 
 
-PAIR_STORE = Kind(
+PAIR_STORE = folders.Kind(
     "pair store",
     Record(
         {

@@ -11,7 +11,6 @@ import numpy as np
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import Part
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir, input_policy
@@ -58,7 +57,7 @@ def write(
         stores = {side: open_token_store(folder / name) for side, name in SIDES.items()}
         for reading in readings:
             reading.leave_out(stores)
-        parts = [Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]
+        parts = [pair_store.Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]
         arrays = {"pairs": np.concatenate([reading.pairs(stores) for reading in readings])}
         for name in MINED:
             if (mined := side_by_side([reading.mined(name, stores) for reading in readings])).shape[1]:

@@ -25,7 +25,6 @@ from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
-from de_jax.files.outputs import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
 _DIGEST_BYTES = 10
@@ -114,7 +113,7 @@ def chunks(tables: Tables, read: list[Reading], *, as_texts: bool = False) -> It
         for one in itertools.chain.from_iterable(dev.examples() for dev in read[1:]):
             yield one._replace(row=one.row + read[0].num_rows), "dev"
 
-    stream = iter(progress_bar(examples(), desc=f"read {tables.train.name}", unit=" rows", delay=1))
+    stream = iter(outputs.progress_bar(examples(), desc=f"read {tables.train.name}", unit=" rows", delay=1))
     while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
         for one, split in chunk:
             num_pairs[split] = num_pairs.get(split, 0) + len(one.docs)

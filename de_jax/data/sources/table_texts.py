@@ -17,7 +17,6 @@ from typing import IO
 from de_jax.data.sources import table_store
 from de_jax.data.sources.pair_store import Tables
 from de_jax.data.text import beir, table_files
-from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import field_of
 from de_jax.files import folders, outputs
@@ -30,14 +29,14 @@ _FILES = {"query": "queries.jsonl", "doc": "corpus.jsonl.gz"}
 
 def beir_folder(path: str | Path) -> Path:
     """The folder of a table, made on first use and kept in the cache; its judgements are those of every split."""
-    files = table_files.files_of(Table(str(path))) or []
+    files = table_files.files_of(table_files.Table(str(path))) or []
     return _kept(str(path), tuple((file.resolve(), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 @functools.cache
 def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
     """`beir_folder` of files in this state."""
-    table = Table(path)
+    table = table_files.Table(path)
     key = folders.key_of(_WRITTEN_AS, table_files.fingerprint(table))
     folder = outputs.cache_dir() / "tables" / key / (Path(path).name.split(".")[0] or "table")
 

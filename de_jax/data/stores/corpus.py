@@ -25,7 +25,6 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, reading
 from de_jax.files.outputs import progress_bar
-from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
 KINDS = ("docs", "queries")
@@ -216,7 +215,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
     sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
     dtypes = {"tokens.npy": manifest["token_dtype"], **DTYPES}
-    arrays = {name: read_array(store_dir / name, dtypes[name], (size,), rebuild=mend) for name, size in sizes.items()}
+    arrays = {name: reading.read_array(store_dir / name, dtypes[name], (size,), rebuild=mend) for name, size in sizes.items()}
     offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
     ends = offsets[0], offsets[-1], order.min(), order.max()
     if ends != (0, num_tokens, 0, num_texts - 1) or np.any(np.diff(offsets) < 0):

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from de_jax.data.text import beir, input_policy, table_files
-from de_jax.data.text.input_policy import examples
-from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import document
 from de_jax.files import folders, reading
 from de_jax.settings import Maybe, Record, list_of, nullable, text_id
@@ -81,7 +79,7 @@ def read_passages(path: str | Path) -> Iterator[tuple[str, str, str]]:
             raise InputError(f"{path} has no column {missing[0]}; DPR's passages have the columns id, text and title.")
         return _COLUMNS
 
-    for row in table_files.read(Table(str(path)), wanted):
+    for row in table_files.read(table_files.Table(str(path)), wanted):
         fault = row.fault or ("" if row.is_csv else "not a line of a tsv or csv file, as passages have")
         if fault := fault or ("" if row.values["id"] else "the passage has no id"):
             raise InputError(f"{row.place}: {fault}.")
@@ -122,8 +120,8 @@ def write_beir(
         beir.write(folder, docs(), itertools.chain(texts, ((query_id, text) for query_id, text, _ in tests)), qrels)
         if missing:
             raise InputError(
-                f"{passages} lacks {len(missing)} of the positive passages ({examples(sorted(missing))}); give the passages "
-                "that the questions were made with."
+                f"{passages} lacks {len(missing)} of the positive passages ({input_policy.examples(sorted(missing))}); give the "
+                "passages that the questions were made with."
             )
         if tests:
             lines = (json.dumps({"_id": query_id, "answers": found}, ensure_ascii=False) + "\n" for query_id, _, found in tests)

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.data.text import beir, table_files
-from de_jax.data.text.beir import Qrels
-from de_jax.data.text.table_files import Table
 from de_jax.files import folders, reading
-from de_jax.files.reading import regular_file
 from de_jax.types import InputError
 
 SETS = (
@@ -29,8 +26,7 @@ SPLIT = "test"
 """Of the judgements in the folders that are made of parquet files, which call it train."""
 _PARTS = ("corpus", "queries", "qrels")
 _WHOLE = "train"
-_KIND = "BEIR folder"
-_FORMAT = f"de_jax {_KIND} of parquet 1"
+_FORMAT = f"de_jax {beir.BEIR_KIND} of parquet 1"
 _MEND = "remove it, and it is written again"
 Parts = Mapping[str, Sequence[Path]]
 """The parquet files of "corpus", "queries" and "qrels"."""
@@ -66,7 +62,7 @@ def _parquet_sets(root: Path, name: str | None) -> dict[str, Parts]:
 
 def _converted(name: str, parts: Parts, cache_dir: Path) -> Path:
     """The BEIR folder of a set, which is written on the first call."""
-    sums = [reading.sha256_of(regular_file(file)) for part in _PARTS for file in parts[part]]
+    sums = [reading.sha256_of(reading.regular_file(file)) for part in _PARTS for file in parts[part]]
     return folders.build_once(cache_dir / folders.key_of(_FORMAT, *sums) / name, _opened, functools.partial(_build, parts))
 
 
@@ -78,11 +74,11 @@ def _opened(folder: Path) -> Path:
 def _build(parts: Parts, folder: Path) -> Path:
     docs = [(doc_id, "", text) for doc_id, text in _rows(parts["corpus"], ("_id", "text"))]
     queries = list(_rows(parts["queries"], ("_id", "text")))
-    qrels: Qrels = {}
+    qrels: beir.Qrels = {}
     for query_id, doc_ids in _rows(parts["qrels"], ("query-id", "corpus-id")):
         for doc_id in doc_ids if isinstance(doc_ids, list) else [doc_ids]:
             qrels.setdefault(query_id, {})[doc_id] = 1
-    with folders.atomic_dir(folder, _KIND) as temporary:
+    with folders.atomic_dir(folder, beir.BEIR_KIND) as temporary:
         beir.write(temporary, docs, queries, {SPLIT: qrels})
     return folder
 
@@ -95,7 +91,7 @@ def _rows(files: Sequence[Path], columns: tuple[str, str]) -> Iterator[tuple[Any
             raise InputError(f"{files[0]} has no column {missing[0]!r}; it has {', '.join(names)}.")
         return columns
 
-    for row in table_files.read(Table([str(file) for file in files]), wanted):
+    for row in table_files.read(table_files.Table([str(file) for file in files]), wanted):
         first, last = (row.values.get(column) for column in columns)
         if not all(isinstance(text, str) for text in (first, *(last if isinstance(last, list) else [last]))):
             raise InputError(f"{row.place}: {columns[0]} and {columns[1]} must be texts, but it holds {(first, last)!r:.80}.")

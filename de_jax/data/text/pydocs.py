@@ -29,12 +29,11 @@ from typing import Any
 from de_jax.data.text import beir, docstrings, near_duplicates
 from de_jax.data.text.docstrings import Docstring
 from de_jax.files import folders
-from de_jax.files.folders import Kind
 from de_jax.files.outputs import progress_bar
 from de_jax.settings import Count, Record, map_of
 from de_jax.types import InputError
 
-PYDOCS = Kind(
+PYDOCS = folders.Kind(
     "pydocs", Record({"counts": map_of(Count)}), make="build it with de-jax import pydocs", file="versions.json", version=2
 )
 SPLITS = ("train", "dev", "test")

@@ -31,7 +31,6 @@ from de_jax.data.text import input_policy, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
 from de_jax.data.text.tokenizing import Prompted, document
 from de_jax.files import outputs, reading
-from de_jax.files.reading import MAX_LINE_BYTES
 from de_jax.settings import meant
 from de_jax.types import InputError
 
@@ -56,7 +55,7 @@ IDS = {
     "doc_id": ("doc_id", "docid", "document_id", "passage_id", "corpus_id", "corpus-id", "pid", "_id", "id", "psg_id"),
 }
 """The names of the columns of ids, the best first."""
-_LONG, _LONGEST = MAX_LINE_BYTES // 8, MAX_LINE_BYTES - 4096
+_LONG, _LONGEST = reading.MAX_LINE_BYTES // 8, reading.MAX_LINE_BYTES - 4096
 """Characters of a text that is measured, and the most bytes that it takes in a line of jsonl, beside its ids."""
 _BARE_TEXT = ("text", "body", "content")
 """The document's column where texts are searched and no other is there."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from de_jax.data.text import input_policy
-from de_jax.files import outputs, reading
+from de_jax.files import outputs
 from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.settings import LARGEST, Maybe, Record, list_of
 from de_jax.types import FieldName, InputError
@@ -357,7 +357,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     tokenizer = JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
     if not is_there(path / PROMPT_FILE):
         return tokenizer
-    value = reading.read_json(path / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
+    value = read_json(path / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
     return PromptedTokenizer(tokenizer, value["prompt"], value["fields"])
 
 
