@@ -72,10 +72,10 @@ class Miner(IndexSettings):
         if bool(self.teacher_scores) != (self.max_teacher_score is not None):
             raise InputError("teacher_scores and max_teacher_score go together; give both or none.")
 
-    @property
-    def filters(self) -> Filters:
-        """Ranks and scores that may be drawn from."""
-        return Filters(self.first_rank, self.last_rank, self.margin, self.max_score_ratio, self.max_teacher_score)
+    def draws(self, step: int) -> dict[str, Any]:
+        """The options of `choose` that documents and queries share: the filters, and the seed and the step of the draw."""
+        filters = Filters(self.first_rank, self.last_rank, self.margin, self.max_score_ratio, self.max_teacher_score)
+        return {"filters": filters, "seed": self.seed or 0, "step": step}
 
     def check(self) -> None:
         """Raises InputError for an index or a file that mining would refuse only after everything was encoded."""
@@ -159,19 +159,11 @@ def mine(
     clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
     teacher = teacher_scores.by_rows(miner.teacher_scores, texts) if miner.teacher_scores else None
-    mined = choose(
-        ranking,
-        anchors,
-        positives,
-        positive_scores,
-        known,
-        num_negatives=miner.num_neg_docs,
-        seed=miner.seed or 0,
-        step=embedded.step,
-        filters=miner.filters,
-        is_duplicate=_is_duplicate(texts.doc_store, miner),
-        teacher=teacher and (lambda own, docs: teacher(embedded.query_rows[own], docs)),
-    )
+    draws = miner.draws(embedded.step) | {
+        "is_duplicate": _is_duplicate(texts.doc_store, miner),
+        "teacher": teacher and (lambda own, docs: teacher(embedded.query_rows[own], docs)),
+    }
+    mined = choose(ranking, anchors, positives, positive_scores, known, num_negatives=miner.num_neg_docs, **draws)
     clock.lap("choose")
     facts = {"neg_docs": mined.facts()}
     queries = np.zeros((len(positives), 0), np.int32)
@@ -220,17 +212,8 @@ def mine_bm25(
     depth = min(len(dataset.docs.ids), miner.last_rank + _most(known, first))
     ranking = _once(index.search([dataset.queries.texts[row] for row in query_rows], depth), first)
     clock.lap("search")
-    mined = choose(
-        ranking,
-        anchors,
-        positives,
-        np.zeros(len(pairs), np.float32),
-        known,
-        num_negatives=miner.num_neg_docs,
-        seed=miner.seed or 0,
-        step=0,  # BM25 has no checkpoints
-        filters=miner.filters,
-    )
+    draws = miner.draws(step=0)  # BM25 has no checkpoints
+    mined = choose(ranking, anchors, positives, np.zeros(len(pairs), np.float32), known, num_negatives=miner.num_neg_docs, **draws)
     clock.lap("choose")
     if (mined.chosen < 0).all():
         raise InputError("BM25 finds no negative for any query: no document that is not relevant has a word of one.")
@@ -284,19 +267,11 @@ def _mine_queries(
     depth = min(miner.last_rank + _most(known), len(query_rows))
     ranking = index.search(np.ascontiguousarray(embedded.docs[docs]), depth)
     clock.lap("search")
-    mined = choose(
-        ranking,
-        doc_of_pair,
-        anchors,
-        positive_scores,
-        known,
-        num_negatives=miner.num_neg_queries,
-        seed=miner.seed or 0,
-        step=embedded.step,
-        filters=miner.filters,
-        is_duplicate=near and (lambda own, others: near(query_rows[own], query_rows[others])),
-        teacher=teacher and (lambda own, queries: teacher(query_rows[queries], docs[own])),
-    )
+    draws = miner.draws(embedded.step) | {
+        "is_duplicate": near and (lambda own, others: near(query_rows[own], query_rows[others])),
+        "teacher": teacher and (lambda own, queries: teacher(query_rows[queries], docs[own])),
+    }
+    mined = choose(ranking, doc_of_pair, anchors, positive_scores, known, num_negatives=miner.num_neg_queries, **draws)
     clock.lap("choose")
     return mined
 
