@@ -16,14 +16,10 @@ NORMS = {
 }
 GLOBAL_EVERY = 6
 GLOBAL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
-TABLE = {
-    "vocab_size": Setting("vocab_size"),
-    "model_dim": Setting("hidden_size"),
-    "num_layers": Setting("num_hidden_layers"),
+TABLE = kind.SIZES | {
     "num_heads": Setting("num_attention_heads", 8),
     "num_kv_heads": Setting("num_key_value_heads", 4, attribute="kv_heads"),
     "head_dim": Setting("head_dim", 256),
-    "mlp_dim": Setting("intermediate_size"),
     "max_positions": Setting("max_position_embeddings", 131_072),
     "norm_epsilon": Setting("rms_norm_eps", 1e-6, "epsilon"),
     "attention_bias": Setting("attention_bias", False, "flag"),

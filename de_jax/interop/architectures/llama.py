@@ -18,14 +18,9 @@ BASE = 10_000.0
 WINDOW = 4096  # Mistral's
 SCALINGS = ("linear", "llama3", "yarn")
 HEADS = (r"(lm_head|score|classifier|dense|qa_outputs)\..*",)
-TABLE = {
-    "vocab_size": Setting("vocab_size"),
-    "model_dim": Setting("hidden_size"),
-    "num_layers": Setting("num_hidden_layers"),
-    "num_heads": Setting("num_attention_heads"),
+TABLE = kind.SIZES | {
     "num_kv_heads": Setting("num_key_value_heads", attribute="kv_heads"),
     "head_dim": Setting("head_dim"),
-    "mlp_dim": Setting("intermediate_size"),
     "max_positions": Setting("max_position_embeddings", 32768),
     "norm_epsilon": Setting("rms_norm_eps", 1e-6, "epsilon"),
     "attention_dropout_rate": Setting("attention_dropout", 0.0, "share", "weights_dropout_rate"),
