@@ -185,7 +185,7 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
         new: patterns of the parameters that stay fresh whatever the source holds.
         layers: for a tower that is cut from a deeper one, such as {"query": (0, 6)}; the source's other layers are left out.
     """
-    sizes, kept = _checked_places(init_from, fresh, new, layers)
+    sizes, kept = check_init_from(init_from, fresh, new=new, layers=layers)
     found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in sizes}
     taken: set[Place] = set()
 
@@ -209,11 +209,6 @@ def unused_of(init_from: InitFrom) -> dict[str, Any]:
     return {path: array for tower, unused in found.items() for path, array in unused.items() if path.startswith(f"{tower}/")}
 
 
-def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
-    """Refuses what `initial_params` would refuse, by names and shapes alone; arguments as there."""
-    _checked_places(init_from, shapes, new, layers)
-
-
 def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], fresh: Params, *, new: Sequence[str] = ()) -> None:
     """Refuses tokens other than the weights know, except for a fresh embedder and for sources without a vocabulary."""
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
@@ -224,10 +219,13 @@ def check_tokenizers(init_from: InitFrom, tokenizers: Mapping[str, Tokenizer], f
             check_own_tokens(own, tokenizers[tower], f"the {tower} tokenizer of the training data")
 
 
-def _checked_places(
-    init_from: InitFrom, fresh: Params, new: Sequence[str], layers: Layers | None
+def check_init_from(
+    init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (), layers: Layers | None = None
 ) -> tuple[dict[str, Pretrained], dict[str, Place]]:
-    """The sources, and the place of every parameter that takes its value from one of them."""
+    """The sources, and the place of every parameter that takes its value from one of them; arguments as of `initial_params`.
+
+    Refuses what `initial_params` would refuse, by names and shapes alone.
+    """
     paths.check_patterns("Initialization.init_new", new, fresh)
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
     sizes = {source: _sizes(source) for source in sources.values()}
