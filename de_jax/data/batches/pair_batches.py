@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int, Int32, Int64
 
 from de_jax.data.batches import layout
 from de_jax.data.batches.teacher_scores import GuideOf, ScoresOf
@@ -380,10 +380,15 @@ def _most_batches(pairs: np.ndarray, batch_size: int) -> int:
 
 def _in_turn(rows: np.ndarray, texts: np.ndarray, most: int, epoch: int) -> np.ndarray:
     """At most `most` rows of each text; in each epoch the next ones, until all had their turn."""
-    order, count = np.argsort(texts, kind="stable"), np.bincount(texts)
-    place = np.empty(len(rows), np.int64)
-    place[order] = np.arange(len(rows)) - (np.cumsum(count) - count)[texts[order]]
-    return rows[(place - epoch * most) % count[texts] < most]
+    return rows[(places_among_equals(texts) - epoch * most) % np.bincount(texts)[texts] < most]
+
+
+def places_among_equals(values: Int[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    """How often each value was there before."""
+    order = np.argsort(values, kind="stable")
+    places = np.empty(len(values), np.int64)
+    places[order] = np.arange(len(values)) - np.searchsorted(values[order], values[order])
+    return places
 
 
 def full_batches(

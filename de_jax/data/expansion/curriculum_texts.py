@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data.batches.pair_batches import TrainingPairs
+from de_jax.data.batches.pair_batches import TrainingPairs, places_among_equals
 from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, rank_queries, ranked_texts
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.query_store import GeneratedQueries, gold_queries, open_queries
@@ -48,7 +48,7 @@ class CurriculumTexts:
         self._curriculum, self._measure = curriculum, measure
         self._of_negatives = dataclasses.replace(curriculum, seed=((curriculum.seed or 0) + 1) % 2**32)
         self.store = TextsWithOneQuery(docs, queries, max_query_length=max_query_length)
-        self._gold_indices = _places_among_equals(pairs[:, 1])
+        self._gold_indices = places_among_equals(pairs[:, 1])
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
     def check_room(self, max_length: int) -> None:
@@ -131,11 +131,3 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
     if options.relevance_file and has_neg_docs:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
-
-
-def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:
-    """How often each value was there before."""
-    order = np.argsort(values, kind="stable")
-    places = np.empty(len(values), np.int64)
-    places[order] = np.arange(len(values)) - np.searchsorted(values[order], values[order])
-    return places
