@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def _draws() -> bool:
     try:
         plots.require()
     except InputError as error:
-        _say(f"no pictures: {error}")
+        outputs.say(f"no pictures: {error}")
         return False
     return True
 
@@ -112,7 +111,7 @@ def _scores(recipe: Recipe, run: Run, dataset_dir: Path, draws: bool) -> dict[st
     }
     scores = {name: _means(found, test) for name, found in systems.items()}
     head, rows = ["test", *scores["bm25"]], [[name, *(f"{one:.3f}" for one in of.values())] for name, of in scores.items()]
-    _say(f"\n{tables.text_table(head, rows)}\n\nweight of the model in the fusion, chosen on dev: {weight}")
+    outputs.say(f"\n{tables.text_table(head, rows)}\n\nweight of the model in the fusion, chosen on dev: {weight}")
     on_dev["weighted_fusion"] = _weighted(on_dev, weight)
     return {
         **scores,
@@ -136,10 +135,10 @@ def _show_searches(run: Run, dataset_dir: Path, dataset: beir.Dataset) -> None:
     ids, embeddings, _ = open_embeddings(corpus_embeddings.cached_docs(run, docs, dataset.name))
     searcher = Searcher(run, ids, ExactIndex(embeddings, ids), dict(zip(dataset.docs.ids, dataset.docs.texts, strict=True)))
     for query in EXAMPLES:
-        _say(f"\n{query}")
+        outputs.say(f"\n{query}")
         for hit in searcher.search(query, 3):
-            _say(f"  {hit['score']:.3f}  {hit['id']}")
-    _say(f"\nTry your own:  de-jax search --run_dir={run.run_dir} --step=best --dataset_dir={dataset_dir}\n")
+            outputs.say(f"  {hit['score']:.3f}  {hit['id']}")
+    outputs.say(f"\nTry your own:  de-jax search --run_dir={run.run_dir} --step=best --dataset_dir={dataset_dir}\n")
 
 
 def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
@@ -150,7 +149,7 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
     """
     made_from, mark = reading.sha256_of(beir.find_file(dataset_dir, "corpus")), folder / "corpus.sha256"
     if not (folder / "tokenizer.json").is_file() or not mark.is_file() or mark.read_text().strip() != made_from:
-        _say("training the vocabulary")
+        outputs.say("training the vocabulary")
         train_set = beir.read(dataset_dir, "train")
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
         docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
@@ -164,7 +163,3 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
 def _median_speed(run_dir: Path) -> float:
     speeds = [line["pairs_per_second"] for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line]
     return round(statistics.median(speeds), 1)
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
