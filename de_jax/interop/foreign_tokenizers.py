@@ -138,7 +138,6 @@ def check_prompt(source: object, tokenizer: Tokenizer | None, prompt: str) -> No
 
 
 def _opened(folder: Path) -> Any:
-    """The tokenizer by transformers."""
     file = folder / SETTINGS_FILE
     settings: Mapping[str, Any] = reading.read_json(file, Record(_SETTINGS)) if is_there(file) else {}
     if settings.get("auto_map"):

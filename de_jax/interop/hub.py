@@ -78,7 +78,6 @@ def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
 
 
 def _asked(refusal: str, ask: Callable[[], T]) -> T:
-    """The answer of the hub."""
     try:
         return ask()
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base

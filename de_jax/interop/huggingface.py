@@ -61,17 +61,9 @@ def read(
 ) -> Pretrained:
     """The encoder of a folder as a symmetric dual encoder without a projection, with embeddings of length 1.
 
-    The folder describes only an encoder; `notes` list the assumptions about everything else.
-
-    Args:
-        folder: an output of `save_pretrained`.
-        pooling: a name in `POOLING`; by default "lasttoken" if tokens see no later tokens, else "mean".
-        ignored: regular expressions of arrays to leave out, besides decoders and heads.
-        only_sizes: `params` are shapes, and no weights are read.
-        special_tokens: see `foreign_tokenizers.read`.
-
-    Raises:
-        InputError: an unknown architecture, or missing or damaged files or arrays.
+    The folder, an output of `save_pretrained`, describes only an encoder; `notes` list the assumptions about everything else. By
+    default, pooling is "lasttoken" if tokens see no later tokens, else "mean". Decoders and heads are left out; `ignored` need not
+    name them. Arguments as of `any_model.read`.
     """
     encoder = open_encoder(Path(folder), special_tokens=special_tokens)
     assumed_pooling = "lasttoken" if getattr(encoder.config, "causal", False) else "mean"

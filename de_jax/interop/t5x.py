@@ -122,7 +122,6 @@ def _place(part: str, side: str) -> str:
 
 
 def _origins(params: Params) -> dict[str, Origin]:
-    """T5X's name of each parameter."""
     origins = {}
     for path in paths.all_paths(params):
         owner, part, name = path.split("/", 2)

@@ -221,7 +221,6 @@ def _wanted(file: Path, ids: set[str], *, skip_empty: bool, with_title: bool = F
 
 
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether a folder holds all scores of a plan."""
     is_complete, is_begun = TEACHER_SCORES.is_in(folder), (folder / PROGRESS_FILE).is_file()
     if is_complete:
         TEACHER_SCORES.require_same(folder, TEACHER_SCORES.open(folder), plan)

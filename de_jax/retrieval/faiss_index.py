@@ -222,7 +222,6 @@ def index_builder(options: IndexSettings = ON_CPU) -> IndexBuilder:
 
 
 def _check_device(options: IndexSettings) -> None:
-    """Raises InputError for a device that there is not."""
     if options.faiss_float16 and options.faiss_device == "cpu":
         raise InputError("faiss_float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
     if options.faiss_device != "cpu" and not faiss().get_num_gpus():

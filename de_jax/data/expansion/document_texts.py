@@ -102,7 +102,6 @@ class ExpandedTexts(_Expanded):
         *,
         max_query_length: int = 32,
     ) -> None:
-        """Takes the texts; nothing is copied."""
         super().__init__(docs, queries, max_query_length)
         self.doc_rows, self._query_rows = np.asarray(doc_rows, np.int64), np.asarray(query_rows, np.int64)
         self.ids, self.num_texts = ids_of_docs(docs.ids, self.doc_rows), len(self.doc_rows)
@@ -149,7 +148,6 @@ class TextsWithOneQuery(_Expanded):
     """
 
     def __init__(self, docs: TokenStore, queries: GeneratedQueries, *, max_query_length: int = 32) -> None:
-        """Takes the texts; nothing is copied."""
         super().__init__(docs, queries, max_query_length)
         self.bare = np.cumsum(queries.counts + 1) - queries.counts - 1
         self.num_texts = len(queries.counts) + int(queries.counts.sum())

@@ -123,7 +123,6 @@ class _Turns:
 def _one_source(
     parts: Sequence[PairBatches], firsts: Sequence[Mapping[str, int]], joined: Mapping[str, JoinedStore], turns: _Turns
 ) -> Batches:
-    """Batches of one source each, in turns."""
 
     def batches(start: int) -> Iterator[Batch]:
         if start < 0:
@@ -195,7 +194,6 @@ def _checked(sources: Sources, weights: Mapping[str, float] | None, temperature:
 
 
 def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
-    """The training set of each source."""
     opened = {}
     for name, source in sources.items():
         try:
@@ -210,7 +208,6 @@ def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
 
 
 def _check_together(opened: Mapping[str, TrainingSet]) -> None:
-    """Refuses sources that cannot be trained on in one run."""
     (first, known), *others = opened.items()
     for name, part in others:
         for kind in _KINDS:
@@ -227,7 +224,6 @@ def _check_together(opened: Mapping[str, TrainingSet]) -> None:
 
 
 def _check_mixable(parts: Mapping[str, PairBatches]) -> None:
-    """Refuses sources that cannot stand in one batch."""
     for name, part in parts.items():
         own = part.options
         unfit = {"max_passages": own.max_passages > 1, "curriculum": own.curriculum, "guide_dir": own.guide_dir}

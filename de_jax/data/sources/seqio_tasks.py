@@ -350,7 +350,6 @@ def _column(column: Any, task: Any, name: str) -> Any:
 
 
 def _rows(column: Any) -> list[np.ndarray]:
-    """The rows of a ragged column."""
     return np.split(column.flat_values.numpy(), column.row_splits.numpy()[1:-1])
 
 

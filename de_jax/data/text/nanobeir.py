@@ -46,7 +46,6 @@ def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = 
 
 
 def _parquet_sets(root: Path, name: str | None) -> dict[str, Parts]:
-    """The parquet files of each set."""
     found: dict[str, Parts] = {}
     for folder in (root, *sorted(root.iterdir())):
         for split in sorted({file.name.partition("-")[0] for file in (folder / "corpus").glob("*.parquet")}):
