@@ -1,7 +1,5 @@
 """`de-jax <verb> [kind]`: every command under one name. A verb is a function in `tools`, whose signature makes its flags."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

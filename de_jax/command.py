@@ -1,7 +1,5 @@
 """How every command of the project ends: exit 0 when its output is complete, else one sentence on stderr."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """The one list of what gin can see, and how a recipe becomes settings. A binding that nothing reads is an error."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

@@ -4,8 +4,6 @@ for pair in de_jax.documents.pairs_of("docs/"):
     print(pair["query"], pair["doc"])
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A command on all machines of a Ray cluster: its shards as tasks, then the command itself, which joins them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -10,8 +10,6 @@ of such a function are names of `de_jax.arguments`, `de_jax.settings` and this m
 flag is made of a parameter with another annotation.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import builtins

@@ -1,7 +1,5 @@
 """Memory that a process frees and soon needs again: kept from the system, but not without end."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

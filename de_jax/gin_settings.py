@@ -3,8 +3,6 @@
 A gin file is code: it chooses the called functions. Other packages' imports need a flag; faults name file and line.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.resources

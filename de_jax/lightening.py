@@ -5,8 +5,6 @@ print(light.sentence)
 light.model.encode_query(["how do I open a file?"])  # for the index of runs/qa
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

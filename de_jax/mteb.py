@@ -3,8 +3,6 @@
 Nothing of mteb is imported before its own code asks for the model's description.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 

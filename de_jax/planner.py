@@ -1,7 +1,5 @@
 """The memory, FLOPs and collectives of a recipe's training step on remote devices: compiled ahead of time, never run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 `check_before_data` sees settings alone; the other checks are repeated once the data is open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax

@@ -1,7 +1,5 @@
 """The scores of a model in Python on a data set, as the command `evaluate beir` computes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ POST /search         {"query": a text or texts, "k": 10}, where the server has a
 GET  /v1/models, /health, /metrics
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import collections

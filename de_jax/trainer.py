@@ -3,8 +3,6 @@
 `make_hooks` chooses what happens between updates: logs, evaluations, mining, checkpoints, reasons to end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

@@ -5,8 +5,6 @@ print(found.sentence)
 found.model.encode_query(["how do I open a file?"])
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ print(tuned.scores["sentence"])
 tuned.encode_query(["how do I open a file?"])
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -16,8 +16,6 @@ Axis letters used in every shape of this code base:
     K   candidates of a softmax, slots of a negative cache
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Any folder in the BEIR layout: the judgements of each split as pairs of ids, queries and corpus as tasks of texts."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairs in files of your own: jsonl with `query`, `doc` and, if any, `query_id` and `doc_id`; or tsv of query, document."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 {"query_id": "q1", "doc_id": "d7", "neg_doc_ids": ["d3", "d9"], "neg_query_ids": []}
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """MS MARCO as it is distributed; `de_jax.data.text.msmarco` names the files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

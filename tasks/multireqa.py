@@ -3,8 +3,6 @@
 The corpus is every annotated sentence. A question's documents are the sentences of its context that hold a detected answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

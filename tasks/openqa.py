@@ -1,7 +1,5 @@
 """Open-domain questions in DPR's form: a JSON array (or jsonl) of `question`, `positive_ctxs` and `hard_negative_ctxs`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path

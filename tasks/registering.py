@@ -1,7 +1,5 @@
 """The parts of every registration: records read from files by Python, features by name, and the vocabulary."""
 
-from __future__ import annotations
-
 import contextvars
 import functools
 import hashlib

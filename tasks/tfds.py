@@ -1,7 +1,5 @@
 """A TensorFlow dataset as pairs: which of its features are the query and the document."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

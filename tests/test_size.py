@@ -6,24 +6,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 1005,
-    "de_jax/data": 8846,
-    "de_jax/demo": 590,
-    "de_jax/doc2query": 510,
-    "de_jax/evaluation": 1530,
-    "de_jax/files": 1166,
-    "de_jax/interop": 4520,
-    "de_jax/losses": 1800,
-    "de_jax/mining": 1195,
+    "de_jax/buckets": 999,
+    "de_jax/data": 8739,
+    "de_jax/demo": 586,
+    "de_jax/doc2query": 506,
+    "de_jax/evaluation": 1508,
+    "de_jax/files": 1158,
+    "de_jax/interop": 4452,
+    "de_jax/losses": 1784,
+    "de_jax/mining": 1154,
     "de_jax/models": 3770,
-    "de_jax/reports": 740,
-    "de_jax/retrieval": 2775,
-    "de_jax/training": 5170,
-    "tasks": 720,
-    "tools": 2610,
+    "de_jax/reports": 734,
+    "de_jax/retrieval": 2746,
+    "de_jax/training": 5130,
+    "tasks": 703,
+    "tools": 2565,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5726
+AT_THE_ROOT = 5690
 
 
 def lines(paths):

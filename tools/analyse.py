@@ -1,7 +1,5 @@
 """`de-jax analyse`: reports about data and about a run."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from pathlib import Path

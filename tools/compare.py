@@ -1,7 +1,5 @@
 """`de-jax compare`: whether systems differ, and how fast their query towers are."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path

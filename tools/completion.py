@@ -1,7 +1,5 @@
 """`de-jax completion`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Literal

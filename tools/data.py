@@ -1,7 +1,5 @@
 """`de-jax import`: training data from tables, tasks, DPR's files and docstrings."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any, Literal

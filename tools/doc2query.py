@@ -1,7 +1,5 @@
 """`de-jax doc2query`: a query generator, and queries for the documents of a corpus."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

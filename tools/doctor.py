@@ -1,7 +1,5 @@
 """`de-jax doctor`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json as json_
 import os

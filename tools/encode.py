@@ -1,7 +1,5 @@
 """`de-jax encode` and `score pairs`: what models say about texts, kept for later."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`de-jax evaluate`: a run, BM25 and their fusion on data sets of several kinds."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`de-jax import model`, `export model` and `export hub`: models of other libraries, and models for them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, Literal

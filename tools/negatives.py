@@ -1,7 +1,5 @@
 """`de-jax mine pairs`, `import negatives` and `export negatives`: generations of hard negatives."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

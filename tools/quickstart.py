@@ -1,7 +1,5 @@
 """`de-jax quickstart`."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`de-jax search`, `demo` and `export index`: a corpus that is searched here, on a page, or elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`de-jax serve`: a model over HTTP."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

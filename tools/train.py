@@ -1,7 +1,5 @@
 """`de-jax train`, `mine` and `plan`: the commands that take a recipe."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`de-jax fine_tune`, `tune` and `lighten`: from a table of pairs to a better model, or to the advice to keep the old one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from de_jax import lightening, trials, tuning

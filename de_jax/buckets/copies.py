@@ -7,8 +7,6 @@ them. In a folder without an owner, a checkpoint or a part of several jobs is fe
 Checkpoints and parts appear here whole. Of `checkpoints/` the newest is fetched, others and parts if they are asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

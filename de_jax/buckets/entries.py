@@ -8,8 +8,6 @@ is taken, it was overtaken. Its first entry stays for ever and the others go onc
 owner began with is taken for every request of an earlier owner, however late that comes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The objects of a bucket, by fsspec's clients: listed, read, written, and created on condition that they are absent."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

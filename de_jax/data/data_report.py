@@ -1,7 +1,5 @@
 """Counts of a data set's texts before anything is tokenized; `TrainingSet.counts` has those of a run."""
 
-from __future__ import annotations
-
 import collections
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Every text of a corpus, a query or a file name goes through `escaped`, which leaves nothing to interpret.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import os

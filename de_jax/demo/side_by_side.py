@@ -1,7 +1,5 @@
 """Results of several systems for one query, as plain data: rankings, scores, milliseconds, and the tokens that matter most."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Queries for all documents of a corpus by a generator, on all devices of this process, written part by part."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -5,8 +5,6 @@
           tokenizers/, checkpoints/<step>, metrics.jsonl, tensorboard/   as in every run (`run`)
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Open-domain questions: a passage is relevant when one of the question's answers stands in it, word by word."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

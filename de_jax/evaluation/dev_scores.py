@@ -1,7 +1,5 @@
 """How well a run does on held-out queries, as it is asked while it is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth

@@ -1,7 +1,5 @@
 """Fusion of rankings, their overlap, and their share of unjudged documents; none of them uses relevance."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The geometry of embeddings, without judgements: how close pairs are, how evenly the space is used."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How long queries wait for their embeddings: towers beside each other, in turns, so that a busy machine is busy for all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

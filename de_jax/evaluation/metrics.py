@@ -1,7 +1,5 @@
 """Rankings and judgements to numbers. Measures are those of ir-measures; this module selects and orders the documents."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

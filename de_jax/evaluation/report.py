@@ -5,8 +5,6 @@
                                       bm25.trec     and fusion.trec, where BM25 was asked for
 """
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which tokens of a text make its score: gradient x input."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """How far chance moves a score: intervals of means over queries, and paired tests of two systems, corrected for their number."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import warnings

@@ -1,7 +1,5 @@
 """A retrieval task, and how a run does on it beside BM25 and with BM25, kept so that it is done once (`report`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

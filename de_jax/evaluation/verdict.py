@@ -4,8 +4,6 @@ The file `verdict.json` in a run's folder holds it, of a mixture by source. It i
 no score chose.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ gs://bucket/run  <->  $DE_JAX_CACHE/buckets/gs/bucket/run
 All other code sees the path alone. `de_jax.buckets` fetches and uploads it, and is imported for such paths alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

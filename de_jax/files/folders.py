@@ -6,8 +6,6 @@
 A writer replaces only a folder that this file shows to be a former output of its kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

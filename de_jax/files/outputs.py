@@ -3,8 +3,6 @@
 Folders do so in `folders`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import errno

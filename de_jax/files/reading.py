@@ -4,8 +4,6 @@ A path may lead to a folder or a pipe, and a file may be damaged in any way. The
 without a traceback or a wait, and with only the memory that the content needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

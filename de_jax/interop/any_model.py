@@ -8,8 +8,6 @@ model.json          `export model --format=safetensors`
 checkpoint, state/  T5X
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

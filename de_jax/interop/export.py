@@ -8,8 +8,6 @@ onnx/model_fp16.onnx        half the size, computed in float32
 onnx/model_quantized.onnx   int8, a quarter of the size
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

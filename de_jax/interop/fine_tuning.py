@@ -1,7 +1,5 @@
 """A recipe's start from a pretrained model: its towers without writing sizes by hand, its tokenizers, its parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """Tokenizers of other libraries: opened by transformers, kept as a tokenizer.json that encodes without it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A generator from wherever it is: a run of this library, a T5 of Hugging Face in a folder or on the hub, or a T5X checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

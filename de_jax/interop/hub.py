@@ -3,8 +3,6 @@
 Each network fault is one sentence. Nothing is sent but by `push`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence

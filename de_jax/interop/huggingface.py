@@ -5,8 +5,6 @@ model.safetensors  the weights, or several files and model.safetensors.index.jso
 tokenizer.json     the vocabulary, or another file of `foreign_tokenizers.VOCABULARY_FILES`
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ adapter_config.json         the base, the rank, alpha, and the modules with an a
 adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r, in] and .lora_B.weight [out, r]
 """
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Arrays lie in safetensors, one file or several; nothing is read before it is asked for, and nothing unpickled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ model.json          the model, the lengths and the tokenizers' folders
 tokenizers/         the vocabularies
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -9,8 +9,6 @@ config_sentence_transformers.json  prompts for queries and documents
 router_config.json                 which modules are the query's and which the document's, where a Router comes first
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

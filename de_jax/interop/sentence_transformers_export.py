@@ -4,8 +4,6 @@ Towers that share everything become one model. Other pairs become the models que
 folder above is a Router over both, for `encode_query` and `encode_document`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ checkpoint_<step>/checkpoint            msgpack: the tree, small arrays in it
 checkpoint_<step>/state/                since 2024: all arrays by Orbax
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

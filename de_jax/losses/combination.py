@@ -1,7 +1,5 @@
 """Losses made of other losses: summed, over the first dimensions, or with a guide's mask. And the fields that a loss reads."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

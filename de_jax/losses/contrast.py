@@ -10,8 +10,6 @@ each block has its share of every device: a step gathers one block of candidates
 no mesh need be named here. Neighbours would leave a block on one device, and XLA would copy all candidates to every device.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

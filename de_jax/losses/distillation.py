@@ -7,8 +7,6 @@ A score is any finite number that is higher for the better document. NaN marks a
 `de-jax score pairs` writes such scores.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import jax

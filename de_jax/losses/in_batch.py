@@ -4,8 +4,6 @@ Each takes a batch's embeddings and returns a scalar in nats and the float32 sca
 several devices are one array here, so the negatives span them too.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import jax.numpy as jnp

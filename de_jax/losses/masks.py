@@ -9,8 +9,6 @@ the anchor as the anchor's own pair.
 The rule compares ids and vectors pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -4,8 +4,6 @@ softmax of a negative cache.
 Unlike the in-batch softmax, a row meets its own mined negatives only, not those of other rows.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -3,8 +3,6 @@
 And the spread of a batch's embeddings, which shows whether a tower collapses.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax

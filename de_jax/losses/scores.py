@@ -8,8 +8,6 @@ Every loss of this package is built from these two:
 where `lse` runs over any number of blocks of candidates, each scored at once or a few columns at a time (`contrasts`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

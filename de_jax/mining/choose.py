@@ -4,8 +4,6 @@ One function serves both directions: an anchor is a query and its candidates are
 document and its candidates are queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A guide's embeddings of all texts of a data set, made once, as `data.batches.teacher_scores` reads them for training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

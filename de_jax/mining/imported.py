@@ -1,7 +1,5 @@
 """Hard negatives that others mined, as the lines of a generation: rows of a table with texts, or a TREC run with ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Mining by a run while it trains: one generation from given parameters, and the hooks that mine or that follow a miner."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@
 Scores are kept part by part, so that a stopped teacher continues from the last part.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

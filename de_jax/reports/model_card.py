@@ -5,8 +5,6 @@ are left out. The card of a model without a run describes the model, its origin 
 machine are cut to their last part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """Pictures of the course of a run and of its embeddings. Written as PNG files, without a display."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import re

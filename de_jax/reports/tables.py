@@ -1,7 +1,5 @@
 """Tables as plain text, for people who watch a command."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from de_jax.evaluation.report import SYSTEMS, Report

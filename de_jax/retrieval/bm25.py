@@ -1,7 +1,5 @@
 """BM25, the baseline beside every table."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The embeddings of a corpus in a folder: encoded whole or in parts, kept by model, texts and length, and found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

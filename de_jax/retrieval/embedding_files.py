@@ -8,8 +8,6 @@ checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

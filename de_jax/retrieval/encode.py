@@ -5,8 +5,6 @@ first: a batch is as wide as its longest text, rounded up, and its number of row
 is compiled once. Too few of them to fill a batch are packed with the short ones if they fit in such a row.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Documents as they are searched with generated queries (He et al. 2023): S views each, the mean of the views, or one long text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """FAISS itself, and how its indexes are trained and filled: on the CPU or a GPU, in memory or with inverted lists in a file."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

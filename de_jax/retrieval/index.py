@@ -1,7 +1,5 @@
 """Exact search by inner product, on all devices of this process, which keep the documents that fit in their memory; and MaxP."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

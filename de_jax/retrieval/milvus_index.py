@@ -4,8 +4,6 @@ A collection has a row for each embedding: `row`, its place in the corpus and th
 `embedding`, searched by inner product. Its name identifies the model and the texts, see `name_of`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Embeddings in a byte or a bit a dimension, as `sentence_transformers.quantize_embeddings` makes them, and search with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

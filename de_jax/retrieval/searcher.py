@@ -1,7 +1,5 @@
 """Search as a person does it: words in, documents out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

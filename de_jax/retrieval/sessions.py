@@ -1,7 +1,5 @@
 """Towers in onnxruntime or OpenVINO: a graph of `models.onnx_graph`, computed on the CPU in place of JAX's program."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several sources of pairs as one, without a copy: their texts, ids, mined negatives and scores under common rows."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Packing saves most of the work that padding wastes: where the longest of 512 tex
 batch are zeros, while packed rows are nearly full.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The order of pairs, or of whole batches, that come from several tasks or sources, each seen at its rate."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

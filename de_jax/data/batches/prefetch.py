@@ -1,7 +1,5 @@
 """Items made in advance by a background thread."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Generator, Iterator

@@ -5,8 +5,6 @@ gives N / B batches. So the step alone decides the window, and seed and window d
 a step, the examples before its window are passed over: whole shards whose size is known are not read.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """The documents of training batches with generated queries after them, as a curriculum chooses them for every pair and step."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

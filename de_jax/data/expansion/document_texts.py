@@ -7,8 +7,6 @@ is the end of the text, which cutting the whole would take away first. Documents
 tokenized twice.
 """
 
-from __future__ import annotations
-
 import abc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,6 @@
 A single .jsonl or .jsonl.gz with such lines is an expansion too.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence

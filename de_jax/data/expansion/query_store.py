@@ -7,8 +7,6 @@ generated-<key>/   the files of a token store (`corpus`), its tokens in two byte
     text_offsets.npy   int64 [m + 1]         of row i: texts[text_offsets[i]:text_offsets[i + 1]]
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

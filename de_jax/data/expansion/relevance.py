@@ -4,8 +4,6 @@ A measure takes (pair, gold query, generated queries) and gives a float32 for ea
 is the number of the training pair, which a file of scores is looked up by.
 """
 
-from __future__ import annotations
-
 import functools
 import string
 from collections.abc import Callable, Sequence

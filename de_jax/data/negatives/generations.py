@@ -12,8 +12,6 @@
 A generation appears by one rename and is never changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

@@ -9,8 +9,6 @@ negatives in the same order when it continues, however quick the miner was in th
 training need not wait for it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

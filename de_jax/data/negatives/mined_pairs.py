@@ -1,7 +1,5 @@
 """The hard negatives of training pairs: arrays for mining, storage and training, and lines of ids for people."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple

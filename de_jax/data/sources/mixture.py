@@ -1,7 +1,5 @@
 """Several sources of pairs in one run: batches of one source each, or of all of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

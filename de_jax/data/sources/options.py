@@ -1,7 +1,5 @@
 """Settings that every source of training pairs takes alike, which share of the batches a process makes, and unopened sources."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -10,8 +10,6 @@ dev.tsv                            judgements for scoring checkpoints; absent wi
 manifest.json                      tasks with rates and counts, and the sources of the folder; written last
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib

@@ -5,8 +5,6 @@ All sources share one shuffling and batching (`batches.pair_batches`), and the s
 (`batches.window_batches`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

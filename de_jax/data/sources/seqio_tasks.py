@@ -7,8 +7,6 @@ pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives. Pa
 or below are not trained on.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib

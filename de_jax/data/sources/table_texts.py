@@ -5,8 +5,6 @@ and so on, and its query is query_7. Equal texts are one text with its first id.
 document has that document's, so that the rule of identical ids holds.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

@@ -9,8 +9,6 @@
 Truncation and special tokens are applied when rows are read, so one store serves every length.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes a token store, chunk by chunk. `corpus.build_token_store` is how to use it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence

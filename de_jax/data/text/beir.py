@@ -4,8 +4,6 @@ Reading is strict. A set that is damaged or does not fit together is refused wit
 document changes every score that follows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """One Python file's docstrings as (summary, signature, rest), read from the syntax tree: nothing is imported, nothing runs."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

@@ -4,8 +4,6 @@ Passages are a tsv with `id`, `text` and `title`, training questions a JSON arra
 `hard_negative_ctxs`, test questions a file without names: a question, a tab, and its answers as a list in Python's form.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

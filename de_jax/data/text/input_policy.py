@@ -5,8 +5,6 @@ A document with the id of its query is that query (ArguAna, Quora), so rankings 
 are equal by chance. Whatever was left out, and whatever training cuts off, is counted on stderr.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Collection, Mapping

@@ -4,8 +4,6 @@ passages    collection.tsv, queries.<split>.tsv, qrels.<split>.tsv
 documents   msmarco-docs.tsv, msmarco-doc<split>-queries.tsv, msmarco-doc<split>-qrels.tsv
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

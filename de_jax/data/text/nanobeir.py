@@ -7,8 +7,6 @@ corpus/NanoNQ-*.parquet         queries/NanoNQ-...   qrels/NanoNQ-...      sente
 NanoNQ/corpus.jsonl             NanoNQ/queries.jsonl NanoNQ/qrels/test.tsv
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

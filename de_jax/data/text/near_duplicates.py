@@ -4,8 +4,6 @@ Shingling and banding follow "On the resemblance and containment of documents" (
 their exact resemblance, so the hashing can only miss a pair, never drop a text wrongly.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Long documents cut into passages when they are read; the token store stays as it is."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

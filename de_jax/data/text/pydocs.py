@@ -10,8 +10,6 @@ Sources are parsed, never imported. The set depends on the installed versions al
     Corpus       the documents of all three splits are candidates for every query.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import gc

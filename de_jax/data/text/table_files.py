@@ -4,8 +4,6 @@ Files are streamed, so they may be larger than memory. A row that cannot be read
 skip; a file that cannot be read further is an `InputError`.
 """
 
-from __future__ import annotations
-
 import csv
 import glob
 import hashlib

@@ -17,8 +17,6 @@ Where texts are searched and scored, a table may lack queries, and has ids:
     doc_id       doc_id, docid, document_id, passage_id, corpus_id, pid, _id, id; the first of these that is there
 """
 
-from __future__ import annotations
-
 import ast
 import decimal
 import json

@@ -3,8 +3,6 @@
 Python's own `split`, `int` and `float` also take other alphabets' blanks and digits, `1_0` and `nan`.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vocabularies trained on texts: sentencepiece models as T5 has them, and WordPiece as BERT has it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words of a text in any script, for BM25 and for finding near copies."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata

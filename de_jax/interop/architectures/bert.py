@@ -1,7 +1,5 @@
 """BERT and its family: RoBERTa with XLM-RoBERTa and CamemBERT, MPNet, and DistilBERT."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

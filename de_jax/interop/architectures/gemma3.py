@@ -1,7 +1,5 @@
 """Gemma 3's text model and EmbeddingGemma: norms before and after each half, local layers with positions of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary

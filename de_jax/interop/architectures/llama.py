@@ -4,8 +4,6 @@ Mistral's layers may all be local; Qwen2 has biases of queries, keys and values;
 EuroBERT reads in both directions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary

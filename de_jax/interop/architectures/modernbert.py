@@ -1,7 +1,5 @@
 """ModernBERT: local layers between global ones, fused kernels; the embeddings' norm is the first layer's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary

@@ -3,8 +3,6 @@
 Nomic's layers have no biases; GTE's have fused kernels.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

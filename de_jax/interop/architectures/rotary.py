@@ -1,7 +1,5 @@
 """The common settings of rotary encoders: layer types, bases of positions, and Llama's names of arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """T5 1.0 and 1.1, mT5 and umT5: the encoder, and the decoder of a generator."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

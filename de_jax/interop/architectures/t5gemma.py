@@ -4,8 +4,6 @@ config.json keeps an encoder's settings in an object, T5Gemma 2's in an object w
 the decoder, and what reads images. In T5Gemma 2 the token after an image has a vector of its own, which is not scaled.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

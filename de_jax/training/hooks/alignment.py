@@ -1,7 +1,5 @@
 """How far apart two towers' embeddings lie as distributions: DAFT's measure of when a query tower is aligned (Leonhardt et al.)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

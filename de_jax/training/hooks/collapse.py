@@ -4,8 +4,6 @@ A run is judged against its start too, the first line of its log: a language mod
 (Ethayarajh 2019) and score no better than chance, which is no collapse.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Evaluation during training, the best checkpoint by it, and the end of a run that no longer gets better."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Error sentences for faults that stop a training run."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

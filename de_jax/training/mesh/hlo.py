@@ -4,8 +4,6 @@ Memory is the compiler's own figure (`memory_analysis`). Its `cost_analysis` has
 while layers, chunks of a batch and blocks of a loss are loops; if there is no loop, its FLOPs and these are the same.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Plans of a training step on remote devices: compiled ahead of time, never run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """LAMB, which scales each parameter's step by its own norm: as published, and as ANCE's code has it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizers and schedules: optax, with freezing, weight decay and learning rates chosen by parameter path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Regular expressions over parameter paths: the one vocabulary for freezing, weight decay, learning rates and sharding."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

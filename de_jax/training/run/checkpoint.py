@@ -1,7 +1,5 @@
 """Checkpoints by Orbax: written in the background, complete or absent, refused when they belong to another model."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """The training loop. Logs, checkpoints and evaluations are hooks."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

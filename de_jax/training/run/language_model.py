@@ -1,7 +1,5 @@
 """Training of language models by the loop of every run; the folder is a generator's, see `doc2query.generator_run`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

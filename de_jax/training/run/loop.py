@@ -3,8 +3,6 @@
 `train.py` and `doc2query/generator_run.py` set the model and the actions between two updates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The saved form of a recipe, `recipe.json`: every setting by name, functions and classes by their place."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -14,8 +14,6 @@
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

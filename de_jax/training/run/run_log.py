@@ -1,7 +1,5 @@
 """Where a run's numbers go: metrics.jsonl, TensorBoard event files, a progress bar."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

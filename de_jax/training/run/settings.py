@@ -1,7 +1,5 @@
 """The settings of training and logging that know no model: optimization, devices and logs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform

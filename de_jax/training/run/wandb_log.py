@@ -4,8 +4,6 @@
           wandb/       W&B's own files, which `wandb sync` sends where the run was offline
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import uuid

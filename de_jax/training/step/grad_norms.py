@@ -1,7 +1,5 @@
 """Norms of the gradient by groups of parameters, such as the layers at the bottom and those at the top."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

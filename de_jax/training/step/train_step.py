@@ -1,7 +1,5 @@
 """One update, pure, and the shapes of the batches that it takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
