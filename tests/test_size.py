@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 999,
-    "de_jax/data": 8739,
+    "de_jax/data": 8733,
     "de_jax/demo": 586,
     "de_jax/doc2query": 506,
     "de_jax/evaluation": 1508,

@@ -26,8 +26,7 @@ from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE, of_file, writing
 from de_jax.data.text import input_policy
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import folders, outputs
-from de_jax.files.reading import read_array
+from de_jax.files import folders, outputs, reading
 
 _DOCS = 4096
 """Their queries are read and tokenized at a time."""
@@ -130,7 +129,7 @@ def _open(folder: Path) -> tuple[TokenStore, dict[str, np.ndarray]]:
         store.tokens.base._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[union-attr]
 
     def read(name: str, dtype: str, size: int) -> np.ndarray:
-        arrays[name] = read_array(folder / f"{name}.npy", dtype, (size,), rebuild=TOKEN_STORE.mend)
+        arrays[name] = reading.read_array(folder / f"{name}.npy", dtype, (size,), rebuild=TOKEN_STORE.mend)
         return arrays[name]
 
     read("query_offsets", "<i8", int(read("firsts", "<i8", store.num_texts + 1)[-1]) + 1)

@@ -20,7 +20,7 @@ from de_jax.data.sources import pair_store
 from de_jax.data.sources.pair_store import Part, Tables
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
 from de_jax.data.sources.training_set import hash_of
-from de_jax.data.stores.store_writer import StoreWriter, writing
+from de_jax.data.stores.store_writer import StoreWriter, of_file, writing
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example, Reading
 from de_jax.data.text.tokenizing import Tokenizer
@@ -142,10 +142,8 @@ class _Texts:
         rows, new = self._rows.find_or_add(np.array(digests, f"S{_DIGEST_BYTES}"))
         if new:
             tokens = self._tokenizer.encode([texts[place] for place in new])
-            try:
+            with of_file(self._table):  # the store has no file
                 self._writer.append([digests[place].hex() for place in new], tokens)
-            except InputError as error:  # of tokens: the store has no file
-                raise InputError(f"{self._table}: {error}") from None
         return rows
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -39,14 +39,13 @@ ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
 class StoreWriter:
     """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
 
-    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer, dtype: str) -> None:
-        self._directory, self._tokens, self._tokenizer, self._dtype = directory, tokens_file, tokenizer, dtype
+    def __init__(self, directory: Path, add_tokens: Callable[[np.ndarray], None], tokenizer: Tokenizer, dtype: str) -> None:
+        self._directory, self._add_tokens, self._tokenizer, self._dtype = directory, add_tokens, tokenizer, dtype
         self._lengths: list[np.ndarray] = []
         self._ids: list[np.ndarray] = []
         self._token_hash, self._id_hash = hashlib.sha256(), hashlib.sha256()
         self._num_tokens = 0
         self._skipped_ids: list[str] = []
-        self._tokens.write(outputs.array_header(dtype, 0))
 
     def skip(self, text_ids: list[str]) -> None:
         """Records texts that are left out."""
@@ -57,7 +56,7 @@ class StoreWriter:
 
     def write(self, text_ids: Sequence[str], tokens: Int32[np.ndarray, " t"], lengths: Int64[np.ndarray, " n"]) -> None:
         """Appends texts whose tokens stand end to end; a text may have none."""
-        self._tokens.write(tokens.astype(self._dtype, copy=False).tobytes())
+        self._add_tokens(tokens)
         self._token_hash.update(tokens.tobytes())
         self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())
         self._lengths.append(lengths)
@@ -65,9 +64,7 @@ class StoreWriter:
         self._num_tokens += tokens.size
 
     def finish(self) -> None:
-        self._tokens.seek(0)
-        self._tokens.write(outputs.array_header(self._dtype, self._num_tokens))
-        self._tokens.flush()
+        """Writes the other files, once that of the tokens is whole."""
         if not self._num_tokens:
             raise InputError("there is no text to tokenize.")
         ids = np.concatenate(self._ids)  # as wide as the longest id
@@ -102,10 +99,10 @@ class StoreWriter:
 @contextlib.contextmanager
 def writing(directory: Path, tokenizer: Tokenizer, dtype: str = "<i4") -> Iterator[StoreWriter]:
     """A writer into an existing folder, which is a store once the block has ended."""
-    with open(directory / "tokens.npy", "wb") as tokens_file:
-        writer = StoreWriter(directory, tokens_file, tokenizer, dtype)
+    with outputs.growing_array(directory / "tokens.npy", dtype) as add_tokens:
+        writer = StoreWriter(directory, add_tokens, tokenizer, dtype)
         yield writer
-        writer.finish()
+    writer.finish()
 
 
 @contextlib.contextmanager
