@@ -1,6 +1,7 @@
 """Rankings and judgements to numbers. Measures are those of ir-measures; this module selects and orders the documents."""
 
 import ast
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ def evaluate(
     Args:
         ranking: rows of `doc_ids` for each of `query_ids`, best first; its order decides, whatever the scores.
         qrels: relevance by query id and document id.
-        measures: as ir-measures writes them, each given back in lower case with "rr" as "mrr" and "r" as "recall".
+        measures: as ir-measures or trec_eval writes them; given back in lower case, "rr" as "mrr", "r" as "recall", "ap" as "map".
         drop_identical_ids: leave out a document whose id is the query's; BEIR's rule, for ArguAna and Quora.
 
     Raises:
@@ -241,10 +242,13 @@ def _parse(measure: str) -> tuple[str, Any]:
     import ir_measures
 
     measure = measure.strip()
+    kinds = {name.lower(): kind for name, kind in ir_measures.measures.registry.items()}
+    with contextlib.suppress(ValueError):
+        [measure] = map(str, ir_measures.parse_trec_measure(measure))
     try:  # ir_measures.parse_measure fails on Python 3.14, which has no ast.Num
         call, has_cutoff, cutoff = measure.partition("@")
         node: Any = ast.parse(call if "(" in call else f"{call}()", mode="eval").body
-        kind = ir_measures.measures.registry[node.func.id]
+        kind = kinds[node.func.id.lower()]
         params = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
         at = {kind.AT_PARAM: ast.literal_eval(cutoff.strip())} if has_cutoff else {}
         parsed = kind(*node.args, **params, **at)

@@ -48,6 +48,23 @@ def test_measures_are_read_as_ir_measures_reads_them(measure):
     assert with_min_relevance([f" {measure}"], 2) == with_min_relevance([theirs], 2)
 
 
+@pytest.mark.parametrize("measure", ["nDCG@10", "RR@10", "R@100", "AP", "P@1", "RR", "Success@5", "AP(rel=2)@100"])
+def test_a_measure_may_be_written_as_it_is_reported(measure):
+    [reported] = names_of([measure])
+    assert names_of([reported]) == [reported]
+    assert with_min_relevance([reported], 1) == [reported]
+
+
+@pytest.mark.parametrize(
+    ("measure", "ours"),
+    [("ndcg_cut_10", "nDCG@10"), ("ndcg_cut.10", "nDCG@10"), ("recall_5", "R@5"), ("recip_rank", "RR"), ("map", "AP")],
+)
+def test_measures_may_have_the_names_of_trec_eval(measure, ours):
+    qrels, results = {"q": {"a": 1, "b": 2}}, {"q": {"c": 3.0, "b": 2.0, "a": 1.0}}
+    found = [score_results(results, qrels, measures=[one]) for one in (measure, ours)]
+    assert found[0] == found[1]
+
+
 def test_blanks_around_a_measure_do_not_count():
     assert names_of([" nDCG@10 "]) == ["ndcg@10"]
 
