@@ -159,7 +159,10 @@ class Expand:
         return Expansion(self.expansion, self.num_generated, self.expand_as, self.max_generated_length)
 
 
-@rules(beside={"no_bm25": ("k1", "b"), "expansion": ("passage_length",)}, without={"passage_length": ("passage_stride",)})
+@rules(
+    beside={"no_bm25": ("k1", "b", "bm25_language"), "expansion": ("passage_length",)},
+    without={"passage_length": ("passage_stride",)},
+)
 @dataclass(frozen=True)
 class Scoring(Expand):
     """Scoring.
@@ -171,6 +174,7 @@ class Scoring(Expand):
         no_bm25: skip BM25 and its fusion with the run.
         k1: BM25's k1.
         b: BM25's b.
+        bm25_language: language of BM25's stems and stop words, as in de, or none.
         passage_length: cut documents into passages of this many tokens; the best passage counts.
         passage_stride: tokens between passage starts; default without overlap.
     """
@@ -182,6 +186,7 @@ class Scoring(Expand):
     no_bm25: bool = False
     k1: NonNegativeFloat = 0.9
     b: Share = 0.4
+    bm25_language: str = "en"
     passage_length: PositiveInt | None = None
     passage_stride: PositiveInt | None = None
 
@@ -195,8 +200,9 @@ class Scoring(Expand):
         """
         from de_jax.evaluation import metrics
         from de_jax.evaluation.task import Policy
-        from de_jax.retrieval import faiss_index, milvus_index
+        from de_jax.retrieval import bm25, faiss_index, milvus_index
 
+        bm25.options_of(self.bm25_language)
         chosen = metrics.with_min_relevance(self.measures or measures, self.min_relevance)
         deepest, depth = metrics.deepest(chosen), self.depth or metrics.default_depth(chosen)
         if depth < deepest:

@@ -21,6 +21,7 @@ from de_jax.flags import Line, rules
 from de_jax.mining import imported
 from de_jax.mining.miner import Miner, embed, encode_docs, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, made_of, only_miner
+from de_jax.retrieval.bm25 import options_of
 from de_jax.settings import LocalPath, PositiveInt
 from de_jax.training.run.run_folder import RUN, Run
 from de_jax.types import InputError
@@ -30,6 +31,7 @@ TREC_SUFFIXES = (".trec", ".run", ".res", ".txt")
 
 @rules(
     one_of=[("run_dir", "bm25")],
+    without={"bm25": ("bm25_language",)},
     beside={"bm25": ("step", "dtype", "texts_per_shard", "engine", "shard", "distributed", "num_shards")},
 )
 def mine_pairs(
@@ -40,6 +42,7 @@ def mine_pairs(
     dataset_dir: LocalPath,
     run_dir: LocalPath | None = None,
     bm25: bool = False,
+    bm25_language: str = "en",
     negatives_dir: LocalPath | None = None,
     step: str | None = None,
     dtype: AnyDtype = "auto",
@@ -64,6 +67,7 @@ def mine_pairs(
     Args:
         run_dir: the model that ranks: a run, a folder with a model, or a hub name.
         bm25: BM25 ranks.
+        bm25_language: language of its stems and stop words, as in de, or none.
         negatives_dir: folder of generations; default <run_dir>/negatives.
     """
     is_run = run_dir is not None and RUN.is_in(Path(run_dir))
@@ -71,7 +75,9 @@ def mine_pairs(
         raise InputError("--negatives_dir is missing; name the folder that generations go to.")
     folder = Path(negatives_dir or Path(str(run_dir)) / "negatives")
     miner.check()
-    if not bm25:
+    if bm25:
+        options_of(bm25_language)
+    else:
         shards.check_step(step)
     part = shards.part()
     if (found := shards.by_engine(line)) is not None:
@@ -82,8 +88,8 @@ def mine_pairs(
     if bm25:
         dataset = beir.read(dataset_dir, split, skip_empty=skip_empty)
         facts: dict[str, Any] = {**text_hashes(dataset_dir), "mined_by": "bm25", "split": split}
-        key = folders.key_of(repr((facts, miner, dataset.qrels, skip_empty, keep_identical_ids)))
-        made = lambda: mine_bm25(dataset, miner, drop_identical_ids=not keep_identical_ids)  # noqa: E731
+        key = folders.key_of(repr((facts, miner, dataset.qrels, skip_empty, keep_identical_ids, bm25_language)))
+        made = lambda: mine_bm25(dataset, miner, drop_identical_ids=not keep_identical_ids, language=bm25_language)  # noqa: E731
     else:
         run = open_model(str(run_dir), step, precision(dtype))
         texts = _texts(run, Path(dataset_dir), split, skip_empty=skip_empty, keep_identical_ids=keep_identical_ids)

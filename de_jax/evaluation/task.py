@@ -60,6 +60,7 @@ class Policy(NamedTuple):
     bm25: bool = True
     k1: float = 0.9
     b: float = 0.4
+    bm25_language: str = "en"
     embedding_dim: int | None = None  # the first dimensions of the model's, as a Matryoshka model allows
     passage_length: int | None = None  # tokens; documents are ranked by their best passage
     passage_stride: int | None = None
@@ -160,7 +161,8 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
     if policy.expansion:
         expanded = generated_queries.words(policy.expansion.path, docs.ids, docs.texts, policy.expansion.num_queries)
         docs = docs._replace(texts=expanded)
-    return BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b), {one: texts[one] for one in query_ids}, docs.ids
+    index = BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b, language=policy.bm25_language)
+    return index, {one: texts[one] for one in query_ids}, docs.ids
 
 
 def score(results: Results, task: Task, policy: Policy) -> dict[str, dict[str, float]]:
@@ -233,6 +235,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     settings["identical_ids"] = "dropped" if policy.drop_identical_ids else "kept"
     if policy.bm25 or not run:
         settings |= {"k1": policy.k1, "b": policy.b}
+        settings |= {} if policy.bm25_language == "en" else {"bm25_language": policy.bm25_language}
     if run:
         settings |= settings_of_run(run) | {"dtype": run.model.dtype}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}

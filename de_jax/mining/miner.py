@@ -183,7 +183,7 @@ def mine(
 
 
 def mine_bm25(
-    dataset: beir.Dataset, miner: Miner, *, drop_identical_ids: bool = True, k1: float = 0.9, b: float = 0.4
+    dataset: beir.Dataset, miner: Miner, *, drop_identical_ids: bool = True, language: str = "en"
 ) -> tuple[mined_pairs.MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
 
@@ -205,7 +205,7 @@ def mine_bm25(
     first_query, first = _first_rows(dataset.queries.texts), _first_rows(dataset.docs.texts)
     query_rows, anchors = np.unique(first_query[pairs[:, 0]], return_inverse=True)
     positives = first[pairs[:, 1]]
-    index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
+    index = BM25Index(dataset.docs.texts, dataset.docs.ids, language=language)
     clock.lap("index")
     of_ids = np.array([row_of_doc.get(dataset.queries.ids[row], -1) for row in pairs[:, 0]]) if drop_identical_ids else None
     known = _known(anchors, positives, of_ids, first)
@@ -221,7 +221,7 @@ def mine_bm25(
     ids = {"query_ids": mined_pairs.encoded(dataset.queries.ids), "doc_ids": mined_pairs.encoded(dataset.docs.ids)}
     found = mined_pairs.of_rows(pairs, mined.chosen, np.zeros((len(pairs), 0), np.int32), scores, **ids)
     facts = {name: getattr(miner, name) for name in used}
-    return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
+    return found, {**facts, "neg_docs": mined.facts(), "bm25_language": language, "seconds": clock.seconds}
 
 
 def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:

@@ -334,7 +334,7 @@ def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
     return changed
 
 
-_SET_APART = ("backend", "embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion")
+_SET_APART = ("backend", "embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion", "bm25_language")
 _USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4, "dtype": "float32"}
 """Settings of a report and their defaults. Tools without BEIR's rule for identical ids keep them, which alone is no change."""
 

@@ -1,5 +1,6 @@
 """BM25, the baseline beside every table."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +14,10 @@ from de_jax.types import InputError, Ranking
 
 
 class BM25Index:
-    """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems; see `words`.
+    """Documents scored by their words: bm25s in Lucene's form, stop words removed, Snowball stems; see `words`.
 
     A document is its title, a space and its text, as `de_jax.data.text.beir` reads it. With the defaults nDCG@10 is .676 on
-    SciFact, .318 on NFCorpus and .343 on Cranfield; `stemmer` and `stopwords` are for corpora in other languages. Equal scores
-    stand as in `ExactIndex`.
+    SciFact, .318 on NFCorpus and .343 on Cranfield. Equal scores stand as in `ExactIndex`.
 
     Example:
         >>> index = BM25Index(["a red fox", "a blue whale"], ["fox", "whale"])
@@ -32,19 +32,17 @@ class BM25Index:
         *,
         k1: float = 0.9,
         b: float = 0.4,
-        stemmer: str | None = "english",
-        stopwords: str | None = "en",
+        language: str = "en",
     ) -> None:
         """Tokenizes and indexes the documents.
 
         Args:
             k1: how slowly repeated words saturate, >= 0.
             b: how much long documents are scaled down, 0 to 1.
-            stemmer: a Snowball algorithm by name, or None for words as they are.
-            stopwords: "en" or another of bm25s's lists, or None to keep every word.
+            language: name or ISO code of Snowball's stems and bm25s's stop words, as far as there are such; "none" for neither.
 
         Raises:
-            InputError: no documents, or ids that do not match them, or `k1` or `b` out of range.
+            InputError: no documents, or ids that do not match them, `k1` or `b` out of range, or an unknown language.
         """
         if not len(texts):
             raise InputError("the corpus has no documents to search; give at least one.")
@@ -52,12 +50,9 @@ class BM25Index:
             raise InputError(f"{len(ids)} document ids do not match {len(texts)} texts; give one id a text.")
         if k1 < 0 or not 0 <= b <= 1:
             raise InputError(f"k1 is {k1} and b is {b}; give k1 >= 0 and b from 0 to 1.")
+        self._options = options_of(language)
         import bm25s
-        import Stemmer
 
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import turns debug messages on
-        self._stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
-        self._stopwords = stopwords
         self._order = order_by_id(ids)  # so that a stable sort by score breaks ties by id
         found = self._words([texts[row] for row in self._order])
         self._bm25: Any = None
@@ -93,9 +88,24 @@ class BM25Index:
         import bm25s
 
         cut = [" ".join(filter(is_long, words(text))) for text in texts]
-        # An empty list in place of None: bm25s takes None for its default list in some versions.
-        options: dict[str, Any] = {"stopwords": self._stopwords or [], "stemmer": self._stemmer, "token_pattern": r"\S+"}
-        return bm25s.tokenize(cut, return_ids=False, show_progress=False, **options)
+        return bm25s.tokenize(cut, return_ids=False, show_progress=False, token_pattern=r"\S+", **self._options)
+
+
+def options_of(language: str) -> dict[str, Any]:
+    """The stemmer and the stop words of a language, as `bm25s.tokenize` takes them; InputError where there is neither."""
+    import bm25s
+    import Stemmer
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import turns debug messages on
+    options: dict[str, Any] = {"stopwords": [], "stemmer": None}  # some versions of bm25s take None for English
+    with contextlib.suppress(KeyError):
+        options["stemmer"] = Stemmer.Stemmer(language)
+    with contextlib.suppress(ValueError):
+        bm25s.tokenize([""], stopwords=language, show_progress=False)
+        options["stopwords"] = language
+    if not any(options.values()) and language != "none":
+        raise InputError(f"BM25 has neither stems nor stop words of {language!r}; give a language as in 'de', or 'none'.")
+    return options
 
 
 def _top(scores: Float[np.ndarray, " n"], k: int) -> np.ndarray:

@@ -30,7 +30,7 @@ def bm25_by_loops(docs, query, k1, b):
 
 
 def test_scores_are_those_of_the_formula():
-    index = BM25Index(TEXTS, list("abcd"), k1=1.2, b=0.75, stemmer=None, stopwords=None)
+    index = BM25Index(TEXTS, list("abcd"), k1=1.2, b=0.75, language="none")
     found = index.search(["red wolf den"], 4)
     expected = bm25_by_loops([text.split() for text in TEXTS], ["red", "wolf", "den"], 1.2, 0.75)
     assert found.doc_rows[0, 3] == -1
@@ -54,6 +54,19 @@ def test_words_are_stemmed_and_stop_words_removed():
     index = BM25Index(["the running of dogs", "a cat and the moon"], ["a", "b"])
     assert index.search(["dog runs"], 1).doc_rows.tolist() == [[0]]
     assert index.search(["the of and"], 2).doc_rows.tolist() == [[-1, -1]]
+
+
+def test_another_language_has_its_own_stems_and_stop_words():
+    texts, ids = ["die Häuser der Städte", "der Hund und die Katze"], ["a", "b"]
+    for language in ("de", "german"):
+        assert BM25Index(texts, ids, language=language).search(["Haus", "der und"], 1).doc_rows.tolist() == [[0], [-1]]
+    assert BM25Index(texts, ids).search(["Haus"], 1).doc_rows.tolist() == [[-1]]
+    assert BM25Index(["the running dogs"], ["a"], language="none").search(["run", "the"], 1).doc_rows.tolist() == [[-1], [0]]
+
+
+def test_a_language_without_stems_and_stop_words_is_refused():
+    with pytest.raises(InputError, match=r"BM25 has neither stems nor stop words of 'xx'; give a language as in 'de', or 'none'\."):
+        BM25Index(TEXTS, list("abcd"), language="xx")
 
 
 def test_a_corpus_without_words_finds_nothing():

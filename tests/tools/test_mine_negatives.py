@@ -156,6 +156,7 @@ def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_pa
             {"bm25": True, "negatives_dir": "out", "num_neg_queries": 1},
             "BM25 does not support num_neg_queries; leave them out, or mine with a run",
         ),
+        ({"bm25": True, "negatives_dir": "out", "bm25_language": "xx"}, "BM25 has neither stems nor stop words of 'xx'"),
         ({"bm25": True, "negatives_dir": "out", "margin": 0.1}, "BM25 does not support margin"),
         ({"bm25": True, "negatives_dir": "out", "split": "dev"}, "dev"),
         ({"bm25": True, "negatives_dir": "out", "first_rank": 0}, "--first_rank is 0; it must be at least 1"),
