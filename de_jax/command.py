@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -235,6 +235,9 @@ def answer_libtpu(devices: Path = Path("/dev")) -> None:
             os.environ.setdefault(variable, value)
 
 
+_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
 def keep_compiled() -> None:
     """Keeps what JAX compiles under `files.cache_dir()`, so that the next command need not compile it again.
 
@@ -244,8 +247,24 @@ def keep_compiled() -> None:
     jax = sys.modules.get("jax")  # a command that has not imported it compiles nothing
     if jax is None or jax.config.jax_compilation_cache_dir:
         return
-    jax.config.update("jax_compilation_cache_dir", str(outputs.cache_dir() / "xla" / _processor()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    for name, value in zip(_CACHE_SETTINGS, (str(outputs.cache_dir() / "xla" / _processor()), 0.0), strict=True):
+        jax.config.update(name, value)
+
+
+@contextlib.contextmanager
+def compiled_kept() -> Iterator[None]:
+    """`keep_compiled` within a process of somebody else's, whose settings of JAX are as before in the end."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    keep_compiled()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # an open one would go on
 
 
 def _processor() -> str:

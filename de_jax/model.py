@@ -9,10 +9,12 @@ model.index(docs).search(queries, k=1)
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +44,7 @@ else:
     Texts = Any  # `_checked_texts` refuses other values and names their place
 
 RUN_FORMAT = "run"
-NOT_JUDGED = "there is no way to judge: no query was held out of a training; ten or more questions of your own would do."
+NOT_JUDGED = "there is no way to judge: no query was held out of a training that ended; ten or more questions of your own would do."
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
@@ -120,7 +122,7 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
         weights: one for each model, 1 in all; by default all alike.
 
     Returns:
-        A model with the lengths and prompts of the first one.
+        A model with the lengths and prompts of the first one; its embeddings have length 1 if those of any have.
 
     Raises:
         InputError: no models, models of different shapes or vocabularies, or weights that do not fit.
@@ -129,24 +131,28 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     """
     if not isinstance(models, Sequence) or not all(isinstance(one, Model) for one in models):
         raise InputError(f"models is {models!r:.80}; give a list of what de_jax.load gives.")
-    shares = [1 / len(models)] * len(models) if weights is None and models else list(weights or ())
+    shares = [1 / len(models) for _ in models] if weights is None else array_of("weights", weights).tolist()
+    check_value("weights", shares, Sequence[float])
     if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
         raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
     first = models[0].run
+    model = next((one.run.model for one in models if one.run.model.doc.normalize), first.model)
     kinds = [_kind(one.run) for one in models]
     if unlike := next((one for one, kind in zip(models, kinds, strict=True) if kind != kinds[0]), None):
         raise InputError(f"{unlike!r} has another architecture or vocabulary than {models[0]!r}; merge models of one kind.")
     every = (one.run.params for one in models)
     params = jax.tree.map(lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *every)
-    run = first._replace(params=params, source=first.source or next(iter(origins(first.run_dir)), None))
+    run = first._replace(model=model, params=params, source=first.source or next(iter(origins(first.run_dir)), None))
     results = outputs.cache_dir() / "models" / folders.key_of(encode.name_with_hashes("merged", run)) / "merged"
     return Model(run._replace(run_dir=results), dtype="auto")
 
 
 def _kind(run: Run) -> Any:
-    """What models share that can be merged: the shapes of their parameters, and their vocabularies."""
+    """What models share that can be merged: the shapes of their parameters, their vocabularies, and settings but `normalize`."""
     vocabularies = [bare(side.tokenizer).fingerprint for side in (run.query, run.doc)]
-    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies
+    model = run.model.as_function().with_dtype("float32")
+    towers = [dataclasses.replace(tower, normalize=True) for tower in (model.query, model.doc)]
+    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies, towers
 
 
 class Model:
@@ -180,7 +186,13 @@ class Model:
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages, self.origin = self.truncate_dim or dim, run.doc.max_passages, origin
         self.encoding = run._replace(model=run.model.with_dtype(sharding.precision(dtype, run.backend)))
-        self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
+        self._encoder = _encoders(self.encoding)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_encoder": None}  # compiled functions stay in their process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _encoder=_encoders(state["encoding"]))
 
     def __repr__(self) -> str:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
@@ -278,6 +290,8 @@ class Model:
         """
         check_value("k", k, PositiveInt)
         texts = list(_checked_texts(docs))
+        if not texts:
+            raise InputError("docs is empty; give at least one text.")
         of_all = self.index(self.encode_document(texts)).search(np.atleast_2d(self.encode_query(queries)), k)
         found = [[hit._replace(text=texts[hit.row]) for hit in hits] for hits in of_all]
         return found[0] if isinstance(queries, str) else found
@@ -328,7 +342,8 @@ class Model:
         if index.dim != self.embedding_dim:
             raise InputError(f"{folder} holds embeddings of {index.dim} dimensions, but this model gives {self.embedding_dim}.")
         if (made_by := index.model_hash()) and not encode.is_by(self.run, made_by):
-            outputs.tell(f"{folder} holds documents of another model; index them with this one, or scores mean little.")
+            why = f"{folder} holds documents of another model; index them with this one, or scores mean little."
+            warnings.warn(why, stacklevel=2)
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
@@ -342,6 +357,7 @@ class Model:
         Raises:
             InputError: the folder exists, or the format is unknown or cannot hold this model.
         """
+        from de_jax.evaluation import verdict
         from de_jax.interop.export import FORMATS
         from de_jax.reports import model_card
 
@@ -354,6 +370,8 @@ class Model:
                 sides = {"query": self.run.query, "doc": self.run.doc}
                 origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
                 write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
+                if (judged := Path(self.run.run_dir) / verdict.VERDICT_FILE).is_file():
+                    shutil.copy(judged, path)
                 return
             notes = model_card.export(self.run, path, format)
         for note in notes:
@@ -366,8 +384,7 @@ class Model:
     def _encode(
         self, tower: str, texts: Texts, precision: str, ranges: Array | None, prompt: str | None, **options: Any
     ) -> np.ndarray:
-        if precision != "float32":
-            quantization.check_precision(precision)
+        quantization.check_precision(precision, ranges)
         check_value("batch_tokens", options["batch_tokens"], PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
@@ -414,6 +431,11 @@ class Model:
             )
         check_finite(found.reshape(len(found), math.prod(found.shape[1:])), kind=kind)
         return np.asarray(found, np.float32)
+
+
+def _encoders(run: Run) -> Callable[[str], encode.EncodeFn]:
+    """What encodes the texts of a tower; made once for each."""
+    return functools.cache(functools.partial(encode.encode_fn, run))
 
 
 def _checked_texts(texts: Texts) -> Iterator[str]:

@@ -187,7 +187,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def checked(function: F) -> F:
-    """A decorator that checks the keyword arguments of every call.
+    """A decorator that checks the arguments of every call.
 
     Where an annotation is a `LocalPath`, in fields of a config too, the function gets the path of an address's copy.
     """
@@ -195,7 +195,7 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
-        check(function, settings)
+        check(function, dict(zip(signature.parameters, args, strict=False)) | settings)
         known = hints(function)
         local = [_local(value, known.get(parameter)) for value, parameter in zip(args, signature.parameters, strict=False)]
         return function(*local, *args[len(local) :], **{key: _local(value, known.get(key)) for key, value in settings.items()})

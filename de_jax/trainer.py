@@ -128,7 +128,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     ):
         state, stop = run.state, _ended(recipe, run)
         if stop or run.start_step == recipe.optimization.num_steps:
-            warnings.warn(recipe_file.ended(recipe, data.fingerprints, run_dir, run.start_step), stacklevel=2)
+            outputs.say(recipe_file.ended(recipe, data.fingerprints, run_dir, run.start_step))
         else:
             recipe_file.keep(recipe, run_dir)
             recipe_file.keep_data(data.fingerprints, run_dir)

@@ -120,7 +120,6 @@ def tune(
         outputs.tell(f"{pairs} holds documents alone: one training, without trials and forgetting; name questions for a search.")
         trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
-    command.keep_compiled()  # for trials that differ in numbers alone
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
@@ -130,7 +129,7 @@ def tune(
         beir.read(task.corpus.parent, "test")  # refused before anything is trained
     local = str(Path(source).resolve()) if Path(source).exists() else source
     asked = {"model": local, "has_teacher": bool(teacher), "minutes": minutes, "trials": trials, "seed": seed, **given}
-    with outputs.only_one(folder / ".tune.lock", f"tuning in {folder}"):
+    with outputs.only_one(folder / ".tune.lock", f"tuning in {folder}"), command.compiled_kept():  # trials differ in numbers alone
         if teacher:
             teach(options, source_of(teacher), data, folder / TEACHER_DIR)
             options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))

@@ -109,16 +109,23 @@ def fine_tune(
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
+    steps = steps_of(num_steps, epochs, num_pairs / options.batch_size, usual=1, fewest=FEWEST_STEPS)
     if negatives == "bm25":
         mine_once_by_bm25(_texts(data, options), local / "negatives")
     if teacher:
         teach(options, source_of(teacher), data, local / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")
-    steps = num_steps or max(1 if epochs else FEWEST_STEPS, round((epochs or 1) * num_pairs / options.batch_size))
     rate = learning_rate or rate_of(source) * (TIMES_WITH_ADAPTERS if adapters else 1)
     method: dict[str, Any] = {"loss": loss_of(loss, temperature, has_teacher=bool(teacher)), "negatives": negatives}
     train(recipe_of(source, data, options, num_steps=steps, learning_rate=rate, adapters=adapters, **method), local)
     return load(local)
+
+
+def steps_of(num_steps: int | None, epochs: float | None, epoch_steps: float, *, usual: float, fewest: int) -> int:
+    """The updates of a training: `num_steps`, or those of `epochs`; by default of `usual` epochs, at least `fewest`."""
+    if num_steps and epochs:
+        raise InputError(f"num_steps is {num_steps} and epochs is {epochs:g}; leave one of them out.")
+    return num_steps or max(1 if epochs else fewest, round((epochs or usual) * epoch_steps))
 
 
 def loss_of(loss: str | LossFn = "in_batch_softmax", temperature: float = 0.05, *, has_teacher: bool = False) -> LossFn:
@@ -200,10 +207,11 @@ def fitted(
 ) -> tuple[PairsOptions, int]:
     """The options, fitted to the pairs if they are not set, and the number of pairs."""
     texts = _texts(data, options)
-    if len(texts.pairs) < 2 and not is_set["batch_size"]:
-        raise InputError("one pair is left to train on, so a batch has no negatives; give more, or a smaller dev_fraction.")
-    distinct = [len(np.unique(column)) // 2 for column in texts.pairs.T]  # a batch has each text once
-    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA, *distinct))
+    distinct = [len(np.unique(column)) for column in texts.pairs.T]  # a batch has each text once
+    if min(distinct) < 2 and not is_set["batch_size"]:
+        one = "pair" if max(distinct) < 2 else ("query", "document")[distinct.index(1)]
+        raise InputError(f"one {one} is left to train on, so a batch has no negatives; give more, or a smaller dev_fraction.")
+    most = max(2, min(LARGEST_BATCH, len(texts.pairs) // BATCHES_OF_SMALL_DATA, min(distinct) // 2))
     values = {} if is_set["batch_size"] else {"batch_size": jax.device_count() * max(1, most // jax.device_count())}
     for side, (kind, store) in enumerate(zip(TOWERS, texts.stores, strict=True)):
         longest = getattr(options, f"max_{kind}_length")
@@ -263,6 +271,7 @@ def _as_rows(pairs: Rows) -> Rows:
     """Rows as they are, or dictionaries of (query, document)."""
     if not (isinstance(pairs, list | tuple) and pairs and isinstance(pairs[0], list | tuple)):
         return pairs
-    if (wrong := next((n for n, row in enumerate(pairs) if not isinstance(row, list | tuple) or len(row) != 2), None)) is not None:
-        raise InputError(f"row {wrong} of pairs is {pairs[wrong]!r:.60}; give (query, document) in all, or dictionaries in all.")
+    for number, row in enumerate(pairs, start=1):
+        if not isinstance(row, list | tuple) or len(row) != 2:
+            raise InputError(f"row {number} of pairs is {row!r:.60}; give (query, document) in all, or dictionaries in all.")
     return [{"query": query, "doc": doc} for query, doc in pairs]

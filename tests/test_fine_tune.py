@@ -60,14 +60,15 @@ def test_a_table_gives_a_model_that_knows_that_it_is_better(tuned):
     assert json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[0])["step"] == 0
 
 
-def test_the_same_call_again_trains_nothing(tuned, start):
+def test_the_same_call_again_trains_nothing_and_says_so_each_time(tuned, start, capsys):
     model, folder = tuned
     before = (folder / "run/verdict.json").read_bytes()
-    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained.$"):
+    for _ in range(2):
         again = de_jax.fine_tune(start, folder / "qa.csv", run_dir=folder / "run", dev_fraction=0.3, **FAST)
-    others = r"trained; for data.path = list; optimization.learning_rate = 0.5; other data than it had, take another run_dir.$"
-    with pytest.warns(UserWarning, match=others):
-        de_jax.fine_tune(start, PAIRS[:80], run_dir=folder / "run", dev_fraction=0.3, **{**FAST, "learning_rate": 0.5})
+        assert "already ended at step 40; nothing was trained.\n" in capsys.readouterr().err
+    de_jax.fine_tune(start, PAIRS[:80], run_dir=folder / "run", dev_fraction=0.3, **{**FAST, "learning_rate": 0.5})
+    others = "trained; for data.path = list; optimization.learning_rate = 0.5; other data than it had, take another run_dir.\n"
+    assert others in capsys.readouterr().err
     assert again.scores == model.scores
     assert (folder / "run/verdict.json").read_bytes() == before
 
@@ -115,12 +116,16 @@ def test_methods_combine_with_any_source(method, start, tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "options", "match"),
     [
-        ([("red fox",)], {}, r"row 0 of pairs is \('red fox',\); give"),
-        ([*PAIRS, None], {}, "row 150 of pairs is None; give"),
-        ([*PAIRS, {"query": "red", "doc": "fox"}], {}, "row 150 of pairs is {'query': 'red', 'doc': 'fox'}; give"),
+        ([("red fox",)], {}, r"row 1 of pairs is \('red fox',\); give"),
+        ([*PAIRS, None], {}, "row 151 of pairs is None; give"),
+        ([*PAIRS, {"query": "red", "doc": "fox"}], {}, "row 151 of pairs is {'query': 'red', 'doc': 'fox'}; give"),
         (PAIRS[:1], {"dev_fraction": 0.0}, "one pair is left to train on, so a batch has no negatives; give more"),
         (PAIRS, {"loss": "softmax"}, "loss"),
+        ([PAIRS[0]] * 9, {"dev_fraction": 0.0}, "one pair is left to train on"),
+        ([(PAIRS[0][0], doc) for _, doc in PAIRS[:9]], {"dev_fraction": 0.0}, "one query is left to train on, so a batch has no"),
+        ([(query, "fox") for query, _ in PAIRS[:9]], {"dev_fraction": 0.0}, "one document is left to train on, so a batch has no"),
         (PAIRS, {"epochs": 0}, "epochs"),
+        (PAIRS, {"epochs": 1, "num_steps": 2}, "num_steps is 2 and epochs is 1; leave one of them out"),
         ("nowhere.csv", {}, "nowhere.csv"),
     ],
 )
@@ -146,6 +151,20 @@ def test_a_merged_model_has_no_verdict_of_its_first_one(tuned, tmp_path):
     tuned[0].save(tmp_path / "tuned", format="safetensors")
     judged = ["held out of training" in (tmp_path / name / "README.md").read_text() for name in ("merged", "tuned")]
     assert judged == [False, True]
+
+
+def test_a_saved_model_keeps_its_verdict(tuned, tmp_path):
+    tuned[0].save(tmp_path / "saved")
+    assert de_jax.load(tmp_path / "saved").scores == tuned[0].scores
+
+
+def test_the_folder_of_another_librarys_model_is_no_run_dir(tmp_path):
+    write_sentence_transformer(tmp_path / "model", "bert")
+    before, words = sorted(tmp_path.rglob("*")), ("hello", "world", "dense", "retrieval", "texts", "query")
+    pairs = [(f"{first} {second}", f"{second} {first}") for first, second in itertools.permutations(words, 2)]
+    with pytest.raises(InputError, match=r"model holds modules.json but no run.json, so it cannot be continued; take another run"):
+        de_jax.fine_tune(tmp_path / "model", pairs, run_dir=tmp_path / "model", num_steps=2)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_bad_rows_are_left_out_if_asked(start, tmp_path):
@@ -251,7 +270,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("beside", often(BESIDE, "mined"))
-def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path, monkeypatch):
+def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path, monkeypatch, capsys):
     more = BESIDE[beside]
     monkeypatch.setattr(tuning, "MINED_APART", 15)
     pairs = random.Random(1).sample(PAIRS, 40)
@@ -265,8 +284,8 @@ def test_a_student_comes_nearer_to_its_teacher(start, teacher, beside, tmp_path,
     assert divergence[-1] < divergence[0]
     generations = len([*(tmp_path / "run").glob("negatives/0*")])
     assert generations == {"mined": 3, "bm25": 1, "lora": 1}.get(beside, 0)  # every 15 of 40 updates
-    with pytest.warns(UserWarning, match="already ended at step 40; nothing was trained"):
-        de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=de_jax.load(teacher), **sizes, **more)
+    de_jax.fine_tune(start, pairs, run_dir=tmp_path / "run", teacher=de_jax.load(teacher), **sizes, **more)
+    assert "already ended at step 40; nothing was trained" in capsys.readouterr().err
 
 
 def tuned_by(start, rows, run_dir, monkeypatch, **more):
@@ -276,7 +295,7 @@ def tuned_by(start, rows, run_dir, monkeypatch, **more):
 
 
 def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_nothing(start, tmp_path, monkeypatch):
-    compiled, compiled_before = [], []
+    compiled, compiled_before, settings = [], [], dict(jax.config.values)
     monkeypatch.setattr(trials, "PARTS", (0.25, 0.5))
     elsewhere = tiny_run.write_dataset(tmp_path / "other")
     count = lambda event, **_: event.endswith("/cache_misses") and compiled.append(event)  # noqa: E731
@@ -305,6 +324,7 @@ def test_a_search_gives_the_better_model_and_judges_it_on_queries_that_chose_not
         assert found.report["verdict"][name] == pytest.approx(sum(map(scores.get, judging)) / len(judging), abs=1e-5)
     queries = json.loads((tmp_path / "tune/trials" / found.report["best_trial"] / "dev_scores.json").read_text())[""]["after"]
     assert found.report["verdict"]["num_queries"] == len(trials.halves(queries)[1]) < len(queries)
+    assert dict(jax.config.values) == settings
     plan, report = ((tmp_path / "tune" / name).read_bytes() for name in ("plan.json", "report.json"))
     monkeypatch.setattr(trials, "train", None)  # all trials are there
     for other, changed in (
@@ -450,7 +470,8 @@ def test_a_model_that_is_scored_by_cosine_is_trained_and_compared_by_it(tmp_path
     with warnings.catch_warnings(action="ignore"):
         start = de_jax.load(folder)
     trained = Model(start.run._replace(model=recipe.model), dtype="float32")
-    for one in trials._between(start, trained).values():
+    merged = [de_jax.merge(pair) for pair in ([start, trained], [trained, start])]
+    for one in [*merged, *trials._between(start, trained).values()]:
         assert one.run.model.query.normalize == (similarity == "cosine")
 
 

@@ -1,7 +1,9 @@
 """`import de_jax` as a user has it: load, encode, search, save and evaluate, against sentence-transformers on real weights."""
 
 import copy
+import dataclasses
 import importlib.util
+import pickle
 import re
 import shlex
 import shutil
@@ -22,6 +24,7 @@ from de_jax import cli, configurables
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import PromptedTokenizer, Side
 from de_jax.interop.export import export
+from de_jax.model import Model
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -340,7 +343,7 @@ def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
 
 def test_models_are_merged_by_weights(folders, sde, tmp_path):
     older = de_jax.load(folders["sde"], step=3, devices=1, dtype="float32")
-    merged = de_jax.merge([sde, older, sde], [0.25, 0.5, 0.25])
+    merged = de_jax.merge([sde, older, sde], np.array([0.25, 0.5, 0.25]))
     for found, new, old in zip(*(jax.tree.leaves(model.run.params) for model in (merged, sde, older)), strict=True):
         np.testing.assert_allclose(found, (new + old) / 2, rtol=1e-6)
     merged.save(tmp_path / "merged")
@@ -352,6 +355,20 @@ def test_models_are_merged_by_weights(folders, sde, tmp_path):
             de_jax.merge(models)
     with pytest.raises(InputError, match="has another architecture or vocabulary than"):
         de_jax.merge([sde, de_jax.load(folders["ade"], devices=1)])
+
+
+def test_a_model_of_another_pooling_is_not_merged(sde):
+    query = dataclasses.replace(sde.run.model.query, pooling="cls")
+    other = Model(sde.run._replace(model=dataclasses.replace(sde.run.model, query=query)))
+    with pytest.raises(InputError, match="has another architecture or vocabulary than"):
+        de_jax.merge([sde, other])
+
+
+def test_a_model_goes_to_another_process_as_it_is(sde):
+    expected = sde.encode_query(TEXTS)
+    again = pickle.loads(pickle.dumps(sde))
+    assert (again.encode_query(TEXTS) == expected).all()
+    assert (copy.deepcopy(sde).encode_query(TEXTS) == expected).all()
 
 
 @pytest.mark.parametrize("format", ["run", "sentence_transformers", "safetensors", "t5x"])
@@ -494,6 +511,14 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "document embeddings are no array, as their rows": lambda: sde.similarity(docs, [[1.0], [1.0, 2.0]]),
         "documents are no array, as their rows": lambda: sde.index([[1.0], [1.0, 2.0]]),
         "k is '3'; it must be a whole number": lambda: sde.search("a", ["a"], k="3"),
+        "docs is empty; give at least one text": lambda: sde.search("a", []),
+        "ranges are for precision='int8', but precision is 'float32'": lambda: sde.encode_query("a", ranges=np.ones((2, 8))),
+        "ranges are for precision='int8', but precision is 'binary'": lambda: sde.index(
+            docs, precision="binary", ranges=np.ones(8)
+        ),
+        "pairs_of.path is \\['a text'\\]; it must be": lambda: de_jax.documents.pairs_of(["a text"]),
+        "fine_tune.model is None; it must be": lambda: de_jax.fine_tune(None, [("a", "b")], run_dir=tmp_path / "new"),
+        "weights\\[0\\] is 'a'; it must be a number": lambda: de_jax.merge([sde, sde], ["a", "b"]),
         "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),

@@ -77,10 +77,12 @@ def packed_bits(codes: Int8[Any, "n E"] | UInt8[Any, "n E"]) -> UInt8[np.ndarray
     return codes if codes.dtype == np.uint8 else codes.view(np.uint8) ^ np.uint8(128)
 
 
-def check_precision(precision: str) -> None:
-    """Refuses precisions outside `PRECISIONS`."""
+def check_precision(precision: str, ranges: Any = None) -> None:
+    """Refuses precisions outside `PRECISIONS`, and ranges for another than "int8"."""
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}; it is one of {', '.join(PRECISIONS)}.")
+    if ranges is not None and precision != "int8":
+        raise InputError(f"ranges are for precision='int8', but precision is {precision!r}; leave one of them out.")
 
 
 class QuantizedIndex:

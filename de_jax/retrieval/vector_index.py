@@ -108,7 +108,7 @@ class VectorIndex:
         Raises:
             InputError: nothing to search, sizes that do not match, a value that is not finite, or another precision.
         """
-        quantization.check_precision(precision)
+        quantization.check_precision(precision, ranges)
         embeddings = array_of("embeddings", embeddings)
         if embeddings.ndim != 2 or not len(embeddings):
             raise InputError(f"embeddings have the shape {embeddings.shape}; give [n, D] of at least one document.")

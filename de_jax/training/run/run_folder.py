@@ -54,6 +54,8 @@ _WRITTEN_LATER = (
     *(DATA_REPORT_FILE, "environment.json", "tensorboard"),
 )
 """By a trainer, after the description of its run."""
+_OF_OTHERS = ("modules.json", "config.json", "model.safetensors")
+"""Files of another library's model, which `run.json` beside them would hide."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 RUN = Kind(
     "run",
@@ -160,7 +162,7 @@ def describe(
         there, model = described(kind, run_dir, make)
         kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_training_settings(description))
     elif distributed.is_first():
-        later = () if kind.is_in(run_dir) else _WRITTEN_LATER
+        later = () if kind.is_in(run_dir) else (*_WRITTEN_LATER, *_OF_OTHERS)
         if foreign := next((name for name in later if (run_dir / name).exists()), None):
             raise InputError(f"{run_dir} holds {foreign} but no {kind.file}, so it cannot be continued; take another run_dir.")
         kind.check(description)
