@@ -23,7 +23,7 @@ from de_jax.losses.combination import fields_read, parts
 from de_jax.losses.pair_loss import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.settings import ABSENT, PositiveInt, Seed, bound, check_call, check_fields, name_of
+from de_jax.settings import ABSENT, PositiveInt, Seed, bound, check_call, check_fields, name_of, shown
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.run import recipe_file
 from de_jax.training.run.run_folder import RECIPE_FILE
@@ -277,7 +277,9 @@ class Recipe:
 
         def watched(e: Embeddings) -> tuple[Any, Metrics]:
             seen.append(jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), e))
-            return self.loss(e)
+            found = self.loss(e)
+            _check_told(self.loss, found)
+            return found
 
         model = self.model.with_scanned_layers()
         if self.adapters:
@@ -340,6 +342,20 @@ class Recipe:
         if adapters:
             whole = jax.eval_shape(lambda base: adapters.added_to(base, jax.random.key(0)), self.model.shapes())
         return self.optimization.tx(params, whole, rates)
+
+
+TAKEN = {"loss", "grad_norm", "step", "learning_rate", "pairs_per_second"}  # in every line of the log
+
+
+def _check_told(loss: LossFn, found: Any) -> None:
+    """Refuses a loss that returns other than a number to train on, and numbers to log by names that no other number has."""
+    is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+    told = {"": found[0], **found[1]} if is_pair else {}
+    if not is_pair or not jnp.issubdtype(jnp.result_type(found[0]), jnp.floating) or any(map(jnp.shape, told.values())):
+        wrong = "".join(f", and {name!r} is an array" for name, one in told.items() if name and jnp.shape(one))
+        raise InputError(f"Recipe.loss is {shown(loss)}; it must return (a real number, a dict of numbers){wrong}.")
+    if taken := sorted(TAKEN & told.keys()):
+        raise InputError(f"Recipe.loss is {shown(loss)}, whose metric {taken[0]!r} is one of every log; rename it.")
 
 
 def _scaled(loss: Any, scale: Array, e: Embeddings) -> tuple[Array, Metrics]:

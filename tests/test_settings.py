@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toy_run
 import wrong_values
@@ -34,7 +35,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
 from de_jax.settings import LocalPath
-from de_jax.training.optim.optimizer import adamw
+from de_jax.training.optim.optimizer import adamw, linear
 from de_jax.training.run.settings import Optimization
 from de_jax.types import Embeddings, Guide, InputError, Sample
 
@@ -300,6 +301,47 @@ def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):
         use(Recipe, changed, None)
     with pytest.raises(InputError, match="adamw has no setting 'weigth_decay'"):
         Optimization(optimizer=functools.partial(adamw, weigth_decay=0.1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"schedule": functools.partial(linear, peak=5e-4)},
+            "the schedule's peak is what Optimization.learning_rate says; set that",
+        ),
+        ({"schedule": functools.partial(linear, num_steps=9)}, "the schedule's num_steps is what Optimization.num_steps says"),
+        (
+            {"optimizer": optax.adamw},
+            "whose second argument is a setting; give lambda schedule, params: optax.adamw(schedule).",
+        ),
+        ({"optimizer": functools.partial(optax.lion, b1=0.5)}, "give lambda schedule, params: optax.lion(schedule)"),
+    ],
+)
+def test_what_would_be_ignored_or_fail_in_optax_is_refused(changed, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Optimization(**changed)
+    assert Optimization(optimizer=lambda schedule, params: optax.lion(schedule)).tx({"a": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (lambda loss, e: loss, "it must return (a real number, a dict of numbers)."),
+        (lambda loss, e: (loss, None), "it must return (a real number, a dict of numbers)."),
+        (lambda loss, e: (e.query.sum(axis=1), {}), "it must return (a real number, a dict of numbers)."),
+        (lambda loss, e: (jnp.int32(3), {}), "it must return (a real number, a dict of numbers)."),
+        (lambda loss, e: (loss, {"a": loss, "b": e.query}), "a dict of numbers), and 'b' is an array."),
+        (lambda loss, e: (3 * loss, {"loss": loss}), "whose metric 'loss' is one of every log; rename it."),
+    ],
+)
+def test_what_a_loss_may_return_is_said_before_anything_is_read(returned, sentence):
+    def own(e):
+        return returned(in_batch_softmax(e)[0], e)
+
+    options = PairsOptions(tokenizer="nowhere/spiece.model")
+    with pytest.raises(InputError, match=re.escape("Recipe.loss is own") + ".*" + re.escape(sentence)):
+        use(Recipe, {"loss": own, "data": functools.partial(beir_pairs, "nowhere", options=options)}, None).check()
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():

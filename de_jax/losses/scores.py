@@ -40,6 +40,9 @@ def on_any_mesh(function: F) -> F:
 
     @functools.wraps(cast(Any, function))
     def of_all_rows(e: Embeddings, **settings: Any) -> tuple[Any, Metrics]:
+        for name in ("doc", "query_id", "doc_id"):
+            if (shape := getattr(getattr(e, name), "shape", None)) is None or shape[:1] != e.query.shape[:1]:
+                raise InputError(f"{name} has the shape {shape}, but query {e.query.shape}; give one for each row.")
         bound = functools.partial(cast(Any, function), **settings)
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.manual_axes:

@@ -34,6 +34,13 @@ def e(make_embeddings):
     return make_embeddings(5, num_rows=32, num_ids=20)
 
 
+@pytest.mark.parametrize("missing", ["query_id", "doc_id", "doc"])
+def test_a_part_that_is_missing_or_has_other_rows_is_refused(missing, e):
+    for part in (None, np.zeros((3, 8))):
+        with pytest.raises(InputError, match=rf"{missing} has the shape .*, but query \(32, \d+\); give one for each row\."):
+            losses.samtone(e._replace(**{missing: part}))
+
+
 def value_and_gradient(case, e):
     return jax.value_and_grad(lambda vectors: CASES[case](e._replace(**vectors)), has_aux=True)(
         {name: getattr(e, name) for name in VECTORS}

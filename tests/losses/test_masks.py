@@ -54,6 +54,11 @@ def test_documents_known_to_be_relevant_are_no_negatives_of_the_query_in_either_
     assert as_rows(masks.is_negative(ids, masks.neg_doc_ids(e, 1), mask_duplicates=True)) == ["x...", "xx..", "x...", "...."]
 
 
+def test_unknown_documents_differ_from_each_other():
+    ids = masks.pair_ids(embeddings([7, 8, 9, -1], [-1, -1, 3, -1], positive_ids=np.zeros((4, 0))))
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=True)) == [".xx.", "x.x.", "xx..", "...."]
+
+
 def test_mined_documents_exclude_fillers_padding_rows_and_every_anchors_own_document():
     e = embeddings([7, 8, -1], [1, 2, -1], neg_doc_ids=[[1, 5], [1, -1], [6, 6]])
     anchors, mined = masks.pair_ids(e), masks.neg_doc_ids(e, 2)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import jax
 
-from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, check_call, check_fields
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, check_call, check_fields, name_of
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding import Rules
 from de_jax.training.optim.lamb import ance_lamb, lamb
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, cosine, linear, make_optimizer, rsqrt
-from de_jax.types import Params, Schedule
+from de_jax.types import InputError, Params, Schedule
 
 T = TypeVar("T")
 BY_NAME: dict[str, Any] = {one.__name__: one for one in (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)}
@@ -62,6 +62,13 @@ class Optimization:
         for name in ("optimizer", "schedule"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, BY_NAME[given])
+        if getattr(getattr(self.optimizer, "func", self.optimizer), "__module__", "").startswith("optax."):
+            name = f"optax.{name_of(self.optimizer)}"
+            why = f"Optimization.optimizer is {name}, whose second argument is a setting"
+            raise InputError(f"{why}; give lambda schedule, params: {name}(schedule).")
+        for name, setting in (("peak", "learning_rate"), ("num_steps", "num_steps")):
+            if name in getattr(self.schedule, "keywords", {}):
+                raise InputError(f"the schedule's {name} is what Optimization.{setting} says; set that, and leave {name} out.")
         check_call("Optimization.optimizer", cast(OptimizerFn, self.optimizer), "schedule", "params", like="adafactor")
         check_call("Optimization.schedule", cast(Any, self.schedule), options=("peak", "num_steps"), like="linear")
         self.rates()  # a schedule refuses settings that do not fit the number of steps
