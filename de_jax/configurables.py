@@ -240,10 +240,12 @@ class _Builder:
             settings.check_value(str(setting), value, allowed[setting.parameter])
 
     def _find(self, name: str, why: str) -> Any:
-        if name not in self._known and (found := _decorated(name)) is not None:
-            self._known[name] = found
         if name not in self._known:
-            raise InputError(f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}.")
+            try:  # a function or class with `@gin.configurable`, of a module that a gin file imports
+                self._known[name] = gin.get_configurable(name).__wrapped__
+            except (ValueError, AttributeError):
+                message = f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}."
+                raise InputError(message) from None
         return self._known[name]
 
 
@@ -290,11 +292,3 @@ def hints_of(configurable: Any) -> dict[str, Any] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {name: one.hint for name, one in settings_of(configurable).items()}
-
-
-def _decorated(name: str) -> Any:
-    """A function or class registered with `@gin.configurable` in a module that a gin file imports; None for an unknown name."""
-    try:
-        return gin.get_configurable(name).__wrapped__
-    except (ValueError, AttributeError):
-        return None

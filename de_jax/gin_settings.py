@@ -96,17 +96,11 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
     return found
 
 
-def values_in(value: Any) -> Iterator[Any]:
+def values_in(value: Any) -> list[Any]:
     """A value's parts, itself included where it holds no others."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from values_in(key)
-            yield from values_in(entry)
-    elif isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
-        for entry in value:
-            yield from values_in(entry)
-    else:
-        yield value
+    found: list[Any] = []
+    replaced(value, found.append)
+    return found
 
 
 def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
