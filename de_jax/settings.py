@@ -344,9 +344,7 @@ Check = Callable[[Any], Any]
 def of_class(kind: Any, **given: Any) -> Record:
     """An object with exactly the fields of a dataclass or a NamedTuple; those with a default may be absent.
 
-    Args:
-        kind: annotated.
-        given: in place of the annotations of fields.
+    `given` stands in place of the annotations of fields.
     """
     hinted = {name: (given.get(name, one.hint), one.value) for name, one in settings_of(kind).items()}
     return Record({name: hint if value is ABSENT else Maybe(hint) for name, (hint, value) in hinted.items()}, True)
@@ -390,8 +388,7 @@ def some_text(value: Any) -> str:
 
 def text_id(value: Any) -> str:
     """The id of a text: a string that is not empty, or a whole number, which stands for its digits."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not is_number and (not isinstance(value, str) or not value):
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise Mismatch(value, "an id, a string that is not empty")
     return str(value)
 
@@ -433,8 +430,8 @@ def check_of(hint: Any) -> Check:
         return functools.partial(_fit_sequence, arguments, origin)
     if origin in (dict, collections.abc.Mapping):
         return functools.partial(_fit_mapping, arguments)
-    if test := _TESTS.get(origin or hint):
-        return functools.partial(_fit_tested, *test)
+    if expected := _EXPECTED.get(origin or hint):
+        return functools.partial(_fit_instance, origin or hint, expected)
     return _PLAIN.get(hint) or functools.partial(_fit_class, hint)
 
 
@@ -525,17 +522,11 @@ def _fit_float(value: Any) -> Any:
 
 
 _PLAIN: dict[Any, Check] = {int: _fit_int, float: _fit_float}
-_TESTS: dict[Any, tuple[Callable[[Any], bool], str]] = {
-    bool: (lambda value: isinstance(value, bool), "True or False"),
-    str: (lambda value: isinstance(value, str), "a string"),
-    types.NoneType: (lambda value: value is None, "None"),
-    None: (lambda value: value is None, "None"),
-    Callable: (callable, "a function"),
-}
+_EXPECTED: dict[Any, str] = {bool: "True or False", str: "a string", types.NoneType: "None", Callable: "a function"}
 
 
-def _fit_tested(is_fine: Callable[[Any], bool], expected: str, value: Any) -> Any:
-    if not is_fine(value):
+def _fit_instance(kind: Any, expected: str, value: Any) -> Any:
+    if not isinstance(value, kind):
         raise Mismatch(value, expected)
     return value
 
