@@ -191,12 +191,9 @@ class Scoring(Expand):
     passage_stride: PositiveInt | None = None
 
     def policy(self, scored: Scored, measures: Sequence[str], *, drop_identical_ids: bool = False) -> Policy:
-        """The policy of scoring; loads nothing.
+        """The policy of scoring by the run's flags, with the command's default measures; loads nothing.
 
-        Args:
-            scored: the run's flags.
-            measures: the command's default ones.
-            drop_identical_ids: as BEIR does; elsewhere ids of queries and documents may be equal by chance.
+        BEIR drops identical ids; elsewhere ids of queries and documents may be equal by chance.
         """
         from de_jax.evaluation import metrics
         from de_jax.evaluation.task import Policy

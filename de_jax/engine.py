@@ -23,11 +23,7 @@ def run(verb: str, argv: Sequence[str], num_shards: int | None = None) -> list[d
 
     A task has one GPU, all TPU chips of a host, or all processors of a machine in a cluster without either. The shards of a machine
     that is lost run elsewhere, and continue. All machines see the same folders under the same paths, and have the same packages.
-
-    Args:
-        verb: of the command.
-        argv: its flags.
-        num_shards: n; None for as many as can run at once.
+    Without `num_shards`, n is as many as can run at once.
 
     Returns:
         The JSON objects that the command without a shard prints.

@@ -77,11 +77,7 @@ def mine(
 def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **options: Any) -> None:
     """Encodes a part of the documents by a checkpoint, for the call of `mine` with `once` and this step.
 
-    Args:
-        recipe, run_dir: as for `mine`.
-        step: of the checkpoint.
-        part: of the documents.
-        **options: `dtype` and `texts_per_shard` of `mine`.
+    `options` are `dtype` and `texts_per_shard` of `mine`.
     """
     with _opened(recipe, run_dir, once=True, poll_seconds=0, **options) as mining:
         for own, mined, source in mining.each(mining.load(step)):
@@ -175,11 +171,7 @@ def mine_elsewhere(
 ) -> Iterator[dict[str, Any]]:
     """As `mine`, with other processes that mine by one checkpoint, which is kept for them meanwhile.
 
-    Args:
-        recipe, run_dir: as for `mine`.
-        by_step: the reports of their generations by the checkpoint of this step.
-        step: as for `mine`.
-        **options: `once`, `poll_seconds`, `dtype` and `texts_per_shard` of `mine`.
+    `by_step` gives the reports of their generations by the checkpoint of a step; `options` are the other ones of `mine`.
     """
 
     def mine_step(step: int) -> Iterator[dict[str, Any]]:

@@ -145,7 +145,6 @@ def run_flops(
     """The useful FLOPs of a run: of "training", "dev" (evaluations of the dev split), "mining" and "scoring".
 
     Args:
-        recipe: the settings of the run.
         num_docs, num_queries: of the corpus and of training, which a run that mines for itself encodes at each mining.
         num_scored: documents that are encoded to score the run.
         shape: of a batch, as `plan` gives it; by default the recipe's.

@@ -21,10 +21,7 @@ from de_jax.types import InputError, Params
 def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
     """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.
 
-    Args:
-        mesh: the devices to train on.
-        params: the model's shapes.
-        is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
+    `params` are the model's shapes; a run that `is_fresh` has no checkpoint yet, so it begins with `init_from`.
     """
     known = [(source, options) for source in recipe.sources if (options := data_options.options_of(source))]
     for source, options in known:

@@ -93,13 +93,7 @@ class WatchForCollapse:
 
 
 def diagnoses(alarm: CollapseAlarm, scalars: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str]:
-    """The problems in one log line of a run: a sentence for each kind of collapse.
-
-    Args:
-        alarm: what counts as a collapse.
-        scalars: the line.
-        start: the first line of the run's log.
-    """
+    """The problems in one log line of a run: a sentence for each kind of collapse; `start` is the first line of the log."""
     found = {}
     for tower, name in TOWERS.items():
         variance, rank = scalars[f"{tower}_variance"], scalars[f"{tower}_effective_rank"]

@@ -66,13 +66,7 @@ def non_finite(
 ) -> InputError:
     """The error with the rows to look at and the remedies.
 
-    Args:
-        error: names the step.
-        batch: that step's.
-        explanation: finds the rows without finite numbers, and names them.
-        mesh: where it does.
-        params_before: gives the last good parameters.
-        kept: the step of the last good checkpoint.
+    `params_before` gives the last good parameters, and `kept` is the step of the last good checkpoint.
     """
     is_bad = np.zeros(len(batch.doc_id), bool)
     if jax.process_count() == 1:  # of several, each has only its own rows at hand
@@ -108,11 +102,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, num_bytes: int | None) -> InputError:
     """The error for a step that does not fit, with the settings to change.
 
-    Args:
-        error: XLA's.
-        explanation: names the settings to change.
-        mesh: the devices.
-        num_bytes: a step's memory on one of them by the compiler's count, if it could compile.
+    `num_bytes` is a step's memory on one device by the compiler's count, if it could compile.
     """
     reason = str(error).splitlines()[0].rpartition(": ")[2].strip().rstrip(".")
     count = f", a step takes {num_bytes / GIB:.3g} GiB of it by the compiler's count" if num_bytes else ""
