@@ -18,7 +18,7 @@ from de_jax import command, recipe_checks
 from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import QueriesForBoth, TrainingSet, of_source
+from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import verdict
 from de_jax.evaluation.dev_scores import divergence
@@ -29,7 +29,7 @@ from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_
 from de_jax.mining.mining_run import FollowNegatives, MineNegatives, mine_generation, only_miner
 from de_jax.recipe import Recipe
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.alignment import KL, Alignment, StopWhenAligned
+from de_jax.training.hooks.alignment import KL, StopWhenAligned
 from de_jax.training.hooks.collapse import WatchForCollapse
 from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.mesh import distributed, sharding
@@ -83,7 +83,6 @@ def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
 def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     began = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
-    shardings = sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
@@ -91,14 +90,8 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     with continuing(run_dir), outputs.collecting() as told:
         data = recipe.data(share=share)
     for part in data.parts.values():
-        recipe_checks.check_sizes(
-            recipe,
-            mesh,
-            batch_size=part.batch_size,
-            max_query_length=part.query.max_length,
-            max_doc_length=part.doc.max_length,
-            has_negatives=part.has_negatives,
-        )
+        lengths = {"max_query_length": part.query.max_length, "max_doc_length": part.doc.max_length}
+        recipe_checks.check_sizes(recipe, mesh, batch_size=part.batch_size, **lengths, has_negatives=part.has_negatives)
     for tower, tokenizer in _tokenizers(data).items():
         recipe.model.check_tokenizer(tower, tokenizer)
     recipe_checks.check_parts(
@@ -119,7 +112,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     if start.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
         check_tokenizers(start.init_from, _tokenizers(data), abstract.all_params, new=start.init_new)
         keep_unused(run_dir, unused_of(start.init_from))
-    training = _training(recipe, data, mesh, sharding.with_shardings(abstract, shardings))
+    training = _training(recipe, data, mesh, abstract)
     mines = recipe.negatives.mine_every_steps and distributed.is_first()
     with (
         only_miner(*(mined.negatives_dir for mined in data.all_mined.values())) if mines else contextlib.nullcontext(),
@@ -157,27 +150,26 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 
 def _tell_data(counts: dict[str, Any], told: Sequence[str], run_dir: Path) -> None:
     """Writes the report of the data and shows its counts."""
-    if distributed.is_first():
-        write_json(run_dir / DATA_REPORT_FILE, {"told": list(told), "sources": counts})
-    for one in counts.values() if distributed.is_first() else ():
-        if one:
-            queries, docs = (
-                f"{one[name]['trained_on']:,} {name} (99 % up to {one[name]['tokens']['99 %']} tokens, {one[name]['cut']:,} cut)"
-                for name in ("queries", "documents")
-            )
-            print(f"{one['name']}: {one['pairs']:,} pairs of {queries} and {docs}", file=sys.stderr)
+    if not distributed.is_first():
+        return
+    write_json(run_dir / DATA_REPORT_FILE, {"told": list(told), "sources": counts})
+    for one in filter(None, counts.values()):
+        queries, docs = (
+            f"{one[name]['trained_on']:,} {name} (99 % up to {one[name]['tokens']['99 %']} tokens, {one[name]['cut']:,} cut)"
+            for name in ("queries", "documents")
+        )
+        print(f"{one['name']}: {one['pairs']:,} pairs of {queries} and {docs}", file=sys.stderr)
 
 
 def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:
-    """Refuses what shows without data, before any text is tokenized; the state's shapes, and the devices to train on."""
+    """Refuses what shows without data, before any text is tokenized; the state's placed shapes, and the devices to train on."""
     if recipe.logging.wandb and distributed.is_first():
         wandb_log.check(recipe.logging.wandb)
     mesh = recipe.devices.mesh()
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
     recipe_checks.check_before_data(recipe, mesh, recipe.model.shapes(), is_fresh=is_fresh)
     abstract = recipe.check()
-    sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
-    return abstract, mesh
+    return sharding.with_shardings(abstract, sharding.state_shardings(abstract, mesh, recipe.devices.sharding_rules)), mesh
 
 
 def first_params(recipe: Recipe) -> Params:
@@ -250,14 +242,7 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
 
 
 def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
-    """The actions between updates of a new or continued run; checkpoints are saved last.
-
-    Args:
-        recipe: the run's recipe.
-        data: the training data.
-        run: the run with its first state.
-        best: its folder for the best checkpoint.
-    """
+    """The actions between updates of a new or continued run, which begins with `run.state`; checkpoints are saved last."""
     logging, negatives, num_steps = recipe.logging, recipe.negatives, recipe.optimization.num_steps
     start_step, sinks = run.start_step, run.sinks()
     watch = None
@@ -292,27 +277,21 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
     aligned = None
     if recipe.alignment:
         run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
-        value_of = _measure_of_alignment(recipe.alignment, data.for_both, run_now, dev_scores)
+        value_of = _measure_of_alignment(recipe.alignment.measure, data.for_both, run_now, dev_scores)
         rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
         aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, paused=log.paused)
         if not start_step:
             aligned.measure(0, run.state.all_params)
         hooks.append(aligned)
+    miner, every_steps = negatives.miner, negatives.mine_every_steps
     for name, mined in data.all_mined.items():
         mines_in = None
-        if negatives.miner and negatives.mine_every_steps:
+        if miner and every_steps:
             mines_in = run.run_dir
-            hooks.append(
-                MineNegatives(
-                    run_at[name],
-                    mined,
-                    negatives.miner,
-                    every_steps=negatives.mine_every_steps,
-                    num_steps=num_steps,
-                    source=name,
-                    paused=log.paused,
-                )
+            mining = MineNegatives(
+                run_at[name], mined, miner, every_steps=every_steps, num_steps=num_steps, source=name, paused=log.paused
             )
+            hooks.append(mining)
         if between := negatives.steps_between_looks():
             own_sinks = [_naming(name, sink) for sink in sinks]
             hooks.append(FollowNegatives(mined, every_steps=between, run_dir=mines_in, sinks=own_sinks))
@@ -335,17 +314,11 @@ def _naming(source: str, sink: Sink) -> Sink:
 
 
 def _measure_of_alignment(
-    alignment: Alignment,
-    queries: QueriesForBoth | None,
-    run_at: Callable[[Params], Run],
-    dev_scores: Callable[[Params], dict[str, float]] | None,
+    measure: str, queries: Any, run_at: Callable[[Params], Run], dev_scores: Any
 ) -> Callable[[Params], float]:
-    """What `StopWhenAligned` asks of parameters."""
-    measure = alignment.measure
+    """What `StopWhenAligned` asks of parameters; `check_parts` has checked that there are queries, or dev scores, for it."""
     if measure == KL:
-        assert queries is not None  # `check_parts` has checked it
         return lambda params: divergence(run_at(params), queries)
-    assert dev_scores is not None
     return lambda params: dev_scores(params)[measure]
 
 
