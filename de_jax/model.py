@@ -186,13 +186,14 @@ class Model:
         self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages, self.origin = self.truncate_dim or dim, run.doc.max_passages, origin
         self.encoding = run._replace(model=run.model.with_dtype(sharding.precision(dtype, run.backend)))
-        self._encoder = _encoders(self.encoding)
+
+    @functools.cached_property
+    def _encoder(self) -> Callable[[str], encode.EncodeFn]:
+        """What encodes the texts of a tower; made once for each."""
+        return functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_encoder": None}  # compiled functions stay in their process
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _encoder=_encoders(state["encoding"]))
+        return {name: value for name, value in vars(self).items() if name != "_encoder"}  # compiled functions stay in their process
 
     def __repr__(self) -> str:
         shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
@@ -431,11 +432,6 @@ class Model:
             )
         check_finite(found.reshape(len(found), math.prod(found.shape[1:])), kind=kind)
         return np.asarray(found, np.float32)
-
-
-def _encoders(run: Run) -> Callable[[str], encode.EncodeFn]:
-    """What encodes the texts of a tower; made once for each."""
-    return functools.cache(functools.partial(encode.encode_fn, run))
 
 
 def _checked_texts(texts: Texts) -> Iterator[str]:
