@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -235,7 +235,7 @@ def answer_libtpu(devices: Path = Path("/dev")) -> None:
             os.environ.setdefault(variable, value)
 
 
-_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
 def keep_compiled() -> None:
@@ -247,24 +247,8 @@ def keep_compiled() -> None:
     jax = sys.modules.get("jax")  # a command that has not imported it compiles nothing
     if jax is None or jax.config.jax_compilation_cache_dir:
         return
-    for name, value in zip(_CACHE_SETTINGS, (str(outputs.cache_dir() / "xla" / _processor()), 0.0), strict=True):
+    for name, value in zip(CACHE_SETTINGS, (str(outputs.cache_dir() / "xla" / _processor()), 0.0), strict=True):
         jax.config.update(name, value)
-
-
-@contextlib.contextmanager
-def compiled_kept() -> Iterator[None]:
-    """`keep_compiled` within a process of somebody else's, whose settings of JAX are as before in the end."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
-    keep_compiled()
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()  # an open one would go on
 
 
 def _processor() -> str:

@@ -6,6 +6,7 @@ found.model.encode_query(["how do I open a file?"])
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,9 +14,12 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from de_jax import command, documents, tuning
 from de_jax.data.negatives import generations
@@ -129,7 +133,7 @@ def tune(
         beir.read(task.corpus.parent, "test")  # refused before anything is trained
     local = str(Path(source).resolve()) if Path(source).exists() else source
     asked = {"model": local, "has_teacher": bool(teacher), "minutes": minutes, "trials": trials, "seed": seed, **given}
-    with outputs.only_one(folder / ".tune.lock", f"tuning in {folder}"), command.compiled_kept():  # trials differ in numbers alone
+    with outputs.only_one(folder / ".tune.lock", f"tuning in {folder}"), _compiled_kept():  # trials differ in numbers alone
         if teacher:
             teach(options, source_of(teacher), data, folder / TEACHER_DIR)
             options = dataclasses.replace(options, guide_dir=str(folder / TEACHER_DIR))
@@ -140,6 +144,19 @@ def tune(
         options = dataclasses.replace(options, dev_max_docs=plan["docs"])
         scored = _trials(folder, functools.partial(trial, options), plan)
         return _judged(folder, source, *_enough(data(options=options, share=Share())), scored, forgetting)
+
+
+@contextlib.contextmanager
+def _compiled_kept() -> Iterator[None]:
+    """`command.keep_compiled` within a process of somebody else's, whose settings of JAX are as before in the end."""
+    before = {name: getattr(jax.config, name) for name in command.CACHE_SETTINGS}
+    command.keep_compiled()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # an open one would go on
 
 
 def halves(query_ids: Collection[str]) -> tuple[list[str], list[str]]:
