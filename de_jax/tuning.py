@@ -167,16 +167,12 @@ def recipe_of(
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
     is_cosine = any(SCORED_BY_PRODUCT in note for note in any_model.read(source, only_sizes=True).notes) or None
     query, doc = (pretrained_tower(source=source, tower=side, normalize=is_cosine) for side in TOWERS)
+    schedule = functools.partial(linear, warmup_steps=num_steps // 10)
     return Recipe(
         model=DualEncoder(query=query, doc=doc, shared=pretrained_sharing(source=source)),
         data=functools.partial(data, options=options),
         loss=loss,
-        optimization=Optimization(
-            optimizer="adamw",
-            schedule=functools.partial(linear, warmup_steps=num_steps // 10),
-            learning_rate=learning_rate,
-            num_steps=num_steps,
-        ),
+        optimization=Optimization(optimizer="adamw", schedule=schedule, learning_rate=learning_rate, num_steps=num_steps),
         initialization=Initialization(init_from=source, seed=options.seed or 0),
         negatives=HardNegatives(**mines),
         logging=Logging(log_every_steps=10, evaluate_every_steps=num_steps, save_every_steps=min(num_steps, SAVE_EVERY_STEPS)),

@@ -197,7 +197,8 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         StopOnSignal() as terminate,
         contextlib.ExitStack() as at_end,
     ):
-        step_fn = sharding.compiled_step(training.step, _shardings(training.like), training.mesh)
+        shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, training.like)
+        step_fn = sharding.compiled_step(training.step, shardings, training.mesh)
         with _faults_explained(training, checkpoints, step_fn):
             state = _first_state(training, checkpoints)
             if state.base is not None and checkpoints.latest_step() is None:
@@ -264,11 +265,6 @@ def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             memory = plan.compile_for(mesh, step_fn, training.like, sharding.place(next(training.batches(0)), mesh)).memory
         raise faults.out_of_memory(error, explanation, mesh, memory and memory.total) from error
-
-
-def _shardings(like: TrainState) -> TrainState:
-    shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return shardings
 
 
 def environment() -> dict[str, Any]:
