@@ -372,7 +372,19 @@ def _documents(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, An
     return {"test": _tested(model, folder), "bm25": round(statistics.fmean(words.values()), 5), "verdict": model.scores}
 
 
+def _forgetting(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
+    """What a run of `fine_tune` scores on the test splits of the other sets, the smallest first; kept after each."""
+    import de_jax
+
+    model, others = de_jax.load(args.out_dir / "runs" / f"fine_tune-{of_set}-{seed}"), {}
+    for other in sorted(set(SETS) - {of_set}, key=lambda one: (args.out_dir / "data" / one / "corpus.jsonl").stat().st_size):
+        others[other] = _tested(model, args.out_dir / "data" / other)
+        outputs.write_json(args.out_dir / "forgetting" / f"{of_set}-{seed}.json", others)
+    return {"others": others}
+
+
 JOBS = {
+    "forgetting": _forgetting,
     "start": _start,
     "fine_tune": _fine_tune,
     "taught": _taught,
