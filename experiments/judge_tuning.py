@@ -377,7 +377,7 @@ def _forgetting(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, A
     import de_jax
 
     model, others = de_jax.load(args.out_dir / "runs" / f"fine_tune-{of_set}-{seed}"), {}
-    for other in sorted(set(SETS) - {of_set}, key=lambda one: (args.out_dir / "data" / one / "corpus.jsonl").stat().st_size):
+    for other in sorted(set(SETS) - {of_set}, key=lambda one: beir.find_file(args.out_dir / "data" / one, "corpus").stat().st_size):
         others[other] = _tested(model, args.out_dir / "data" / other)
         outputs.write_json(args.out_dir / "forgetting" / f"{of_set}-{seed}.json", others)
     return {"others": others}
