@@ -373,7 +373,7 @@ def _documents(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, An
 
 
 def _forgetting(args: argparse.Namespace, of_set: str, seed: int) -> dict[str, Any]:
-    """What a run of `fine_tune` scores on the test splits of the other sets, the smallest first; kept after each."""
+    """The scores of a run of `fine_tune` on the test splits of the other sets, the smallest first; kept after each."""
     import de_jax
 
     model, others = de_jax.load(args.out_dir / "runs" / f"fine_tune-{of_set}-{seed}"), {}
