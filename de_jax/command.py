@@ -39,7 +39,7 @@ _MENDABLE = "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ELOOP EIO ESTAL
 MENDABLE = tuple(getattr(errno, name) for name in _MENDABLE.split())
 """System errors that are not ours: no space, no permission, a name that is too long, links in a circle, a broken or absent disk."""
 
-LOOPBACK, THIS_MACHINE = "127.0.0.1", ("127.0.0.1", "::1", "localhost")
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -358,7 +358,7 @@ def test_models_are_merged_by_weights(folders, sde, tmp_path):
 
 
 def test_a_model_of_another_pooling_is_not_merged(sde):
-    query = dataclasses.replace(sde.run.model.query, pooling="cls")
+    query = dataclasses.replace(sde.run.model.query, pooling="first")
     other = Model(sde.run._replace(model=dataclasses.replace(sde.run.model, query=query)))
     with pytest.raises(InputError, match="has another architecture or vocabulary than"):
         de_jax.merge([sde, other])

@@ -6,24 +6,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 999,
+    "de_jax/buckets": 997,
     "de_jax/data": 8733,
-    "de_jax/demo": 586,
-    "de_jax/doc2query": 506,
-    "de_jax/evaluation": 1508,
+    "de_jax/demo": 579,
+    "de_jax/doc2query": 504,
+    "de_jax/evaluation": 1510,
     "de_jax/files": 1158,
     "de_jax/interop": 4452,
-    "de_jax/losses": 1784,
+    "de_jax/losses": 1788,
     "de_jax/mining": 1154,
-    "de_jax/models": 3770,
+    "de_jax/models": 3769,
     "de_jax/reports": 734,
-    "de_jax/retrieval": 2746,
-    "de_jax/training": 5130,
-    "tasks": 703,
-    "tools": 2565,
+    "de_jax/retrieval": 2758,
+    "de_jax/training": 5116,
+    "tasks": 695,
+    "tools": 2571,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5690
+AT_THE_ROOT = 5687
 
 
 def lines(paths):
