@@ -199,7 +199,8 @@ class Scoring(Expand):
         from de_jax.evaluation.task import Policy
         from de_jax.retrieval import bm25, faiss_index, milvus_index
 
-        bm25.options_of(self.bm25_language)
+        if not self.no_bm25:
+            bm25.options_of(self.bm25_language)
         chosen = metrics.with_min_relevance(self.measures or measures, self.min_relevance)
         deepest, depth = metrics.deepest(chosen), self.depth or metrics.default_depth(chosen)
         if depth < deepest:

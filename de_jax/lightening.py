@@ -27,6 +27,7 @@ from de_jax.recipe import Initialization
 from de_jax.retrieval.index import ExactIndex, of_docs
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
+from de_jax.training.run.run_folder import check_new
 from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, source_of, steps_of, teach
 from de_jax.types import InputError, LossFn
 
@@ -75,6 +76,7 @@ def lighten(
         InputError: as of `fine_tune`, too many layers, or no held-out query.
     """
     local, source = addresses.local(run_dir), source_of(model)
+    check_new(local)
     own = functools.partial(pretrained_tower, source=source)
     data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
     if layers >= (depth := getattr(own(tower="query").encoder, "num_layers", 0)):

@@ -9,7 +9,6 @@ model.index(docs).search(queries, k=1)
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import shutil
@@ -33,7 +32,7 @@ from de_jax.retrieval.index import array_of, check_finite
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.recipe_file import origins
-from de_jax.training.run.run_folder import Run, write_run
+from de_jax.training.run.run_folder import TRAINING_SETTINGS, Run, without, write_run
 from de_jax.types import Array, Backend, Dtype, FieldName, InputError
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     """
     if not isinstance(models, Sequence) or not all(isinstance(one, Model) for one in models):
         raise InputError(f"models is {models!r:.80}; give a list of what de_jax.load gives.")
-    shares = [1 / len(models) for _ in models] if weights is None else array_of("weights", weights).tolist()
+    shares = [1 / len(models) for _ in models] if weights is None else [*weights] if isinstance(weights, Iterable) else weights
     check_value("weights", shares, Sequence[float])
     if not models or len(shares) != len(models) or not abs(math.fsum(shares) - 1) < 1e-6:
         raise InputError(f"weights is {weights!r} for {len(models)} models; give one for each, and 1 in all.")
@@ -139,7 +138,8 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
     model = next((one.run.model for one in models if one.run.model.doc.normalize), first.model)
     kinds = [_kind(one.run) for one in models]
     if unlike := next((one for one, kind in zip(models, kinds, strict=True) if kind != kinds[0]), None):
-        raise InputError(f"{unlike!r} has another architecture or vocabulary than {models[0]!r}; merge models of one kind.")
+        another = "has another architecture, pooling or vocabulary than"
+        raise InputError(f"{unlike!r} {another} {models[0]!r}; merge models of one kind.")
     every = (one.run.params for one in models)
     params = jax.tree.map(lambda *leaves: sum(part * leaf for part, leaf in zip(shares, leaves, strict=True)), *every)
     run = first._replace(model=model, params=params, source=first.source or next(iter(origins(first.run_dir)), None))
@@ -148,11 +148,10 @@ def merge(models: Sequence[Model], weights: Sequence[float] | None = None) -> Mo
 
 
 def _kind(run: Run) -> Any:
-    """What models share that can be merged: the shapes of their parameters, their vocabularies, and settings but `normalize`."""
+    """What models share that can be merged: the shapes of their parameters, their vocabularies and most of their settings."""
     vocabularies = [bare(side.tokenizer).fingerprint for side in (run.query, run.doc)]
-    model = run.model.as_function().with_dtype("float32")
-    towers = [dataclasses.replace(tower, normalize=True) for tower in (model.query, model.doc)]
-    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies, towers
+    model = without(run.model.to_json(), (*TRAINING_SETTINGS, "normalize", "dtype", "dropout_rate", "dropout_broadcast"))
+    return jax.tree.structure(run.params), [leaf.shape for leaf in jax.tree.leaves(run.params)], vocabularies, model
 
 
 class Model:
@@ -371,8 +370,8 @@ class Model:
                 sides = {"query": self.run.query, "doc": self.run.doc}
                 origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
                 write_run(path, self.run.params, model=self.run.model, origin=origin, unused=self.run.unused, **sides)
-                if (judged := Path(self.run.run_dir) / verdict.VERDICT_FILE).is_file():
-                    shutil.copy(judged, path)
+                if self.origin and (judged := Path(self.run.run_dir) / verdict.VERDICT_FILE).is_file():
+                    shutil.copy(judged, path)  # with an origin, the parameters are those that it is about
                 return
             notes = model_card.export(self.run, path, format)
         for note in notes:

@@ -344,18 +344,21 @@ class Recipe:
         return self.optimization.tx(params, whole, rates)
 
 
-TAKEN = {"loss", "grad_norm", "step", "learning_rate", "pairs_per_second"}  # in every line of the log
+TAKEN, TAKEN_PREFIXES = ("loss", "grad_norm", "step", "learning_rate", "pairs_per_second"), ("grad_norm/", "dev/", "cache/")
 
 
 def _check_told(loss: LossFn, found: Any) -> None:
     """Refuses a loss that returns other than a number to train on, and numbers to log by names that no other number has."""
     is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
-    told = {"": found[0], **found[1]} if is_pair else {}
-    if not is_pair or not jnp.issubdtype(jnp.result_type(found[0]), jnp.floating) or any(map(jnp.shape, told.values())):
-        wrong = "".join(f", and {name!r} is an array" for name, one in told.items() if name and jnp.shape(one))
+    told: dict[Any, Any] = dict(found[1]) if is_pair else {}
+    is_number = lambda one: isinstance(one, int | float) or getattr(one, "shape", None) == ()  # noqa: E731
+    wrong = "".join(
+        f", and {name!r} has no number" for name, one in told.items() if not is_number(one) or not isinstance(name, str)
+    )
+    if wrong or not is_pair or not is_number(found[0]) or not jnp.issubdtype(jnp.result_type(found[0]), jnp.floating):
         raise InputError(f"Recipe.loss is {shown(loss)}; it must return (a real number, a dict of numbers){wrong}.")
-    if taken := sorted(TAKEN & told.keys()):
-        raise InputError(f"Recipe.loss is {shown(loss)}, whose metric {taken[0]!r} is one of every log; rename it.")
+    if taken := [name for name in told if name in TAKEN or name.startswith(TAKEN_PREFIXES)]:
+        raise InputError(f"Recipe.loss is {shown(loss)}, whose metric {taken[0]!r} is one of the run's own; rename it.")
 
 
 def _scaled(loss: Any, scale: Array, e: Embeddings) -> tuple[Array, Metrics]:

@@ -37,6 +37,7 @@ from de_jax.settings import PositiveFloat, PositiveInt, Seed, ShareBelowOne, che
 from de_jax.trainer import train
 from de_jax.training.mesh import sharding
 from de_jax.training.optim.optimizer import linear
+from de_jax.training.run.run_folder import check_new
 from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, LossFn
 
@@ -104,6 +105,7 @@ def fine_tune(
         InputError: a model or pairs that cannot be used, or settings that do not fit them.
     """
     local, source = addresses.local(run_dir), source_of(model)
+    check_new(local)
     if adapters and rate_of(source) == RATE_OF_TABLE:
         raise InputError(f"adapters is {adapters!r}, but {source} is a table of vectors without attention; leave adapters out.")
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)

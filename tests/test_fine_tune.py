@@ -21,6 +21,7 @@ from de_jax.files import outputs
 from de_jax.mining import mining_run
 from de_jax.model import Model
 from de_jax.reports import model_card
+from de_jax.training.run import run_folder
 from de_jax.types import InputError
 from tests import tiny_run
 from tests.tiny_run import WORDS
@@ -153,9 +154,20 @@ def test_a_merged_model_has_no_verdict_of_its_first_one(tuned, tmp_path):
     assert judged == [False, True]
 
 
-def test_a_saved_model_keeps_its_verdict(tuned, tmp_path):
+def test_a_saved_model_keeps_its_verdict_and_one_with_other_parameters_does_not(tuned, tmp_path):
     tuned[0].save(tmp_path / "saved")
     assert de_jax.load(tmp_path / "saved").scores == tuned[0].scores
+    other = Model(tuned[0].run._replace(params=jax.tree.map(lambda leaf: 0 * leaf, tuned[0].run.params)))
+    other.save(tmp_path / "other")
+    assert de_jax.load(tmp_path / "other").scores["result"] == "not judged"
+
+
+@pytest.mark.parametrize("mark", run_folder.MODEL_FILES)
+def test_a_folder_with_another_model_is_refused_before_anything_is_mined(mark, start, tmp_path):
+    (tmp_path / mark).write_text("{}")
+    with pytest.raises(InputError, match=f"holds {mark} but no run.json"):
+        de_jax.fine_tune(start, PAIRS, run_dir=tmp_path, negatives="bm25", **FAST)
+    assert [path.name for path in tmp_path.iterdir()] == [mark]
 
 
 def test_the_folder_of_another_librarys_model_is_no_run_dir(tmp_path):

@@ -353,15 +353,21 @@ def test_models_are_merged_by_weights(folders, sde, tmp_path):
     for models in (folders["sde"], str(folders["sde"]), [folders["sde"], folders["sde"]]):
         with pytest.raises(InputError, match=r"give a list of what de_jax\.load gives"):
             de_jax.merge(models)
-    with pytest.raises(InputError, match="has another architecture or vocabulary than"):
+    with pytest.raises(InputError, match="has another architecture, pooling or vocabulary than"):
         de_jax.merge([sde, de_jax.load(folders["ade"], devices=1)])
 
 
 def test_a_model_of_another_pooling_is_not_merged(sde):
     query = dataclasses.replace(sde.run.model.query, pooling="first")
     other = Model(sde.run._replace(model=dataclasses.replace(sde.run.model, query=query)))
-    with pytest.raises(InputError, match="has another architecture or vocabulary than"):
+    with pytest.raises(InputError, match="has another architecture, pooling or vocabulary than"):
         de_jax.merge([sde, other])
+
+
+def test_models_that_dropped_out_differently_are_merged(sde):
+    encoder = dataclasses.replace(sde.run.model.query.encoder, dropout_rate=0.5)
+    model = dataclasses.replace(sde.run.model, query=dataclasses.replace(sde.run.model.query, encoder=encoder))
+    assert de_jax.merge([sde, Model(sde.run._replace(model=model))]).embedding_dim == 8
 
 
 def test_a_model_goes_to_another_process_as_it_is(sde):

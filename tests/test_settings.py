@@ -313,9 +313,12 @@ def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):
         ({"schedule": functools.partial(linear, num_steps=9)}, "the schedule's num_steps is what Optimization.num_steps says"),
         (
             {"optimizer": optax.adamw},
-            "whose second argument is a setting; give lambda schedule, params: optax.adamw(schedule).",
+            "is optax's adamw, whose arguments are not (schedule, params); wrap it",
         ),
-        ({"optimizer": functools.partial(optax.lion, b1=0.5)}, "give lambda schedule, params: optax.lion(schedule)"),
+        (
+            {"optimizer": functools.partial(optax.lion, b1=0.5)},
+            "optax's lion, whose arguments are not (schedule, params)",
+        ),
     ],
 )
 def test_what_would_be_ignored_or_fail_in_optax_is_refused(changed, sentence):
@@ -331,8 +334,11 @@ def test_what_would_be_ignored_or_fail_in_optax_is_refused(changed, sentence):
         (lambda loss, e: (loss, None), "it must return (a real number, a dict of numbers)."),
         (lambda loss, e: (e.query.sum(axis=1), {}), "it must return (a real number, a dict of numbers)."),
         (lambda loss, e: (jnp.int32(3), {}), "it must return (a real number, a dict of numbers)."),
-        (lambda loss, e: (loss, {"a": loss, "b": e.query}), "a dict of numbers), and 'b' is an array."),
-        (lambda loss, e: (3 * loss, {"loss": loss}), "whose metric 'loss' is one of every log; rename it."),
+        (lambda loss, e: (loss, {"a": loss, "b": e.query}), "a dict of numbers), and 'b' has no number."),
+        (lambda loss, e: (loss, {"a": None}), "and 'a' has no number."),
+        (lambda loss, e: (loss, {1: loss}), "and 1 has no number."),
+        (lambda loss, e: (loss, {"grad_norm/top": loss}), "whose metric 'grad_norm/top' is one of the run's own; rename it."),
+        (lambda loss, e: (3 * loss, {"loss": loss}), "whose metric 'loss' is one of the run's own; rename it."),
     ],
 )
 def test_what_a_loss_may_return_is_said_before_anything_is_read(returned, sentence):

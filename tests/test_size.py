@@ -18,12 +18,12 @@ MOST = {
     "de_jax/models": 3769,
     "de_jax/reports": 734,
     "de_jax/retrieval": 2758,
-    "de_jax/training": 5116,
+    "de_jax/training": 5122,
     "tasks": 695,
     "tools": 2571,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5687
+AT_THE_ROOT = 5694
 
 
 def lines(paths):

@@ -1,7 +1,6 @@
 """Rankings and judgements to numbers. Measures are those of ir-measures; this module selects and orders the documents."""
 
 import ast
-import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ Results = dict[str, dict[str, float]]
 
 _LARGEST = {"cutoff": 2**31 - 1, "rel": trec_columns.MAX_GRADE}
 """Of the parameters of a measure."""
+_OF_TREC_EVAL = re.compile(r"(ndcg_cut|map_cut|recall|P|success)[._]\d+|recip_rank")
 _OUR_NAMES = {"rr": "mrr", "r": "recall", "ap": "map"}
 
 
@@ -243,7 +243,7 @@ def _parse(measure: str) -> tuple[str, Any]:
 
     measure = measure.strip()
     kinds = {name.lower(): kind for name, kind in ir_measures.measures.registry.items()}
-    with contextlib.suppress(ValueError):
+    if _OF_TREC_EVAL.fullmatch(measure):
         [measure] = map(str, ir_measures.parse_trec_measure(measure))
     try:  # ir_measures.parse_measure fails on Python 3.14, which has no ast.Num
         call, has_cutoff, cutoff = measure.partition("@")

@@ -20,11 +20,11 @@ from de_jax.files.reading import is_there, require_folder, state_of
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
-from de_jax.training.run.run_folder import RUN, Run, load_run
+from de_jax.training.run.run_folder import MODEL_FILES, RUN, Run, load_run
 from de_jax.types import FieldName, InputError
 
 HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
-_MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "model.json")
+_MARKS = (RUN.file, *MODEL_FILES)
 """The files by which a format is known, the deciding one first."""
 _WITHOUT_POOLING = ("config.json", "adapter_config.json")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")

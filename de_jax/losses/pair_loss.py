@@ -126,7 +126,7 @@ def global_orthogonal(
         (1.75, 0.75)
     """
     metrics: Metrics = {}
-    for name, text_ids in (("query", e.query_id), ("doc", e.doc_id)):
+    for name, text_ids in (("query", e.query_id), ("doc", masks.pair_ids(e).doc_id)):
         mean, square = _moments(getattr(e, name), _is_first(text_ids) & masks.is_real_row(e.query_id))
         metrics[f"{name}_mean_term"] = jnp.square(mean)
         metrics[f"{name}_second_moment_term"] = jax.nn.relu(square - 1.0 / getattr(e, name).shape[1])

@@ -27,7 +27,22 @@ def test_a_parameter_that_would_end_the_process_is_refused(measure):
         names_of([measure])
 
 
-@pytest.mark.parametrize("measure", ["nDCG(rel=2)@10", "RR(rel=1.5)@10", "nDCG(cutoff=x)", "nDCG@", "nDCG(10)", "1+1", ""])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        "nDCG(rel=2)@10",
+        "RR(rel=1.5)@10",
+        "nDCG(cutoff=x)",
+        "nDCG@",
+        "nDCG(10)",
+        "1+1",
+        "",
+        "recall_1k",
+        "ndcg_cut_10x",
+        "P_10@5",
+        "official",
+    ],
+)
 def test_parameters_that_a_measure_does_not_take_are_refused(measure):
     with pytest.raises(InputError, match="is unknown to ir-measures"):
         names_of([measure])

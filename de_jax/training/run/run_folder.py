@@ -19,7 +19,7 @@ import contextvars
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,8 +54,8 @@ _WRITTEN_LATER = (
     *(DATA_REPORT_FILE, "environment.json", "tensorboard"),
 )
 """By a trainer, after the description of its run."""
-_OF_OTHERS = ("modules.json", "config.json", "model.safetensors")
-"""Files of another library's model, which `run.json` beside them would hide."""
+MODEL_FILES = ("modules.json", "config.json", "adapter_config.json", "model.json")
+"""By which models of other formats are known, the deciding one first; `run.json` beside them would hide them."""
 _CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 RUN = Kind(
     "run",
@@ -160,15 +160,20 @@ def describe(
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     if kind.is_in(run_dir) and has_steps:
         there, model = described(kind, run_dir, make)
-        kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_training_settings(description))
+        kind.require_same(run_dir, {**there, "model": model.to_json()}, without(description))
     elif distributed.is_first():
-        later = () if kind.is_in(run_dir) else (*_WRITTEN_LATER, *_OF_OTHERS)
-        if foreign := next((name for name in later if (run_dir / name).exists()), None):
-            raise InputError(f"{run_dir} holds {foreign} but no {kind.file}, so it cannot be continued; take another run_dir.")
+        check_new(run_dir, kind)
         kind.check(description)
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)
+
+
+def check_new(run_dir: Path, kind: Kind = RUN) -> None:
+    """Refuses a folder that holds no run, but files that one would replace or hide."""
+    others = () if kind.is_in(run_dir) else (*_WRITTEN_LATER, *MODEL_FILES)
+    if foreign := next((name for name in others if (run_dir / name).exists()), None):
+        raise InputError(f"{run_dir} holds {foreign} but no {kind.file}, so it cannot be continued; take another run_dir.")
 
 
 def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:
@@ -184,10 +189,11 @@ def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> 
         raise InputError(f"{folder / kind.file}: {error}") from None
 
 
-def _without_training_settings(described: Any) -> Any:
+def without(described: Any, names: Collection[str] = TRAINING_SETTINGS) -> Any:
+    """A description without the settings of these names, at any depth."""
     if not isinstance(described, dict):
         return described
-    return {name: _without_training_settings(value) for name, value in described.items() if name not in TRAINING_SETTINGS}
+    return {name: without(value, names) for name, value in described.items() if name not in names}
 
 
 def write_run(

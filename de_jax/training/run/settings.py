@@ -62,10 +62,10 @@ class Optimization:
         for name in ("optimizer", "schedule"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, BY_NAME[given])
-        if getattr(getattr(self.optimizer, "func", self.optimizer), "__module__", "").startswith("optax."):
-            name = f"optax.{name_of(self.optimizer)}"
-            why = f"Optimization.optimizer is {name}, whose second argument is a setting"
-            raise InputError(f"{why}; give lambda schedule, params: {name}(schedule).")
+        called: Any = getattr(self.optimizer, "func", self.optimizer)
+        if getattr(called, "__module__", "").startswith("optax.") and not hasattr(called, "__wrapped__"):
+            why = f"Optimization.optimizer is optax's {name_of(self.optimizer)}, whose arguments are not (schedule, params)"
+            raise InputError(f"{why}; wrap it, as in lambda schedule, params: optax.lion(schedule).")
         for name, setting in (("peak", "learning_rate"), ("num_steps", "num_steps")):
             if name in getattr(self.schedule, "keywords", {}):
                 raise InputError(f"the schedule's {name} is what Optimization.{setting} says; set that, and leave {name} out.")
