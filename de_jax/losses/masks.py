@@ -21,7 +21,7 @@ NO_ROW = -1
 
 
 class Ids(NamedTuple):
-    """The ids of K queries or documents for the masks. Ids below 0 are unknown and differ from every real anchor's."""
+    """The ids of K queries or documents for the masks. An id of -1 is unknown and differs from every other one."""
 
     row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is in no row's pair
     query_id: Array  # [K] int32
@@ -35,9 +35,8 @@ class Ids(NamedTuple):
 def pair_ids(e: Embeddings) -> Ids:
     """The ids of the batch's pairs, which serve its queries and its documents alike."""
     row = jnp.arange(e.query_id.shape[0], dtype=jnp.int32)
-    doc_id = jnp.where(e.doc_id == PADDING_ID, PADDING_ID - 1 - row, e.doc_id)
     has_others = e.positive_ids is not None and e.positive_ids.shape[1]
-    return Ids(row, e.query_id, doc_id, is_real_row(e.query_id), e.positive_ids if has_others else None)
+    return Ids(row, e.query_id, e.doc_id, is_real_row(e.query_id), e.positive_ids if has_others else None)
 
 
 def neg_doc_ids(e: Embeddings, num_mined: int) -> Ids:
@@ -79,7 +78,7 @@ def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool
     allowed &= anchors.row[:, None] != candidates.row[None, :]
     if mask_duplicates:
         allowed &= anchors.query_id[:, None] != candidates.query_id[None, :]
-        allowed &= anchors.doc_id[:, None] != candidates.doc_id[None, :]
+        allowed &= (anchors.doc_id[:, None] != candidates.doc_id[None, :]) | (anchors.doc_id == PADDING_ID)[:, None]
         allowed &= ~_is_relevant(anchors, candidates) & ~_is_relevant(candidates, anchors).T
     if anchors.limit is not None:
         in_float32 = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}

@@ -14,7 +14,7 @@ from de_jax.losses.contrast import EXACT
 from de_jax.losses.in_batch import Reduction, in_batch_softmax
 from de_jax.losses.scores import on_any_mesh
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Share
-from de_jax.types import Embeddings, LossFn, Metrics
+from de_jax.types import PADDING_ID, Embeddings, LossFn, Metrics
 
 CANDIDATES = {"samtone_eq3": ("doc",), "pair_paper": ("doc", "neg_docs"), "pair_code": ("query", "neg_docs")}
 """What each form contrasts a document with."""
@@ -126,8 +126,8 @@ def global_orthogonal(
         (1.75, 0.75)
     """
     metrics: Metrics = {}
-    for name, text_ids in (("query", e.query_id), ("doc", masks.pair_ids(e).doc_id)):
-        mean, square = _moments(getattr(e, name), _is_first(text_ids) & masks.is_real_row(e.query_id))
+    for name, text_ids in (("query", e.query_id), ("doc", e.doc_id)):
+        mean, square = _moments(getattr(e, name), (_is_first(text_ids) | (text_ids == PADDING_ID)) & masks.is_real_row(e.query_id))
         metrics[f"{name}_mean_term"] = jnp.square(mean)
         metrics[f"{name}_second_moment_term"] = jax.nn.relu(square - 1.0 / getattr(e, name).shape[1])
     total = mean_weight * (metrics["query_mean_term"] + metrics["doc_mean_term"])

@@ -253,11 +253,11 @@ def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
-def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(finished_run, dataset_dir, tmp_path):
+def test_a_run_that_has_ended_is_left_as_it_is_by_a_recipe_with_other_settings(finished_run, dataset_dir, tmp_path, capsys):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json", "data.json")}
-    with pytest.warns(UserWarning, match="trained; for optimization.learning_rate = 0.5, take another run_dir.$"):
-        cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
+    cli.call("train", [*arguments(dataset_dir, run_dir), "--gin.Optimization.learning_rate=0.5"])
+    assert "trained; for optimization.learning_rate = 0.5, take another run_dir.\n" in capsys.readouterr().err
     assert {name: (run_dir / name).read_bytes() for name in before} == before
 
 
