@@ -384,7 +384,8 @@ class Model:
     def _encode(
         self, tower: str, texts: Texts, precision: str, ranges: Array | None, prompt: str | None, **options: Any
     ) -> np.ndarray:
-        quantization.check_precision(precision, ranges)
+        if precision != "float32" or ranges is not None:
+            quantization.check_precision(precision, ranges)
         check_value("batch_tokens", options["batch_tokens"], PositiveInt | None)
         ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):

@@ -23,7 +23,7 @@ MOST = {
     "tools": 2571,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5694
+AT_THE_ROOT = 5695
 
 
 def lines(paths):
