@@ -353,10 +353,10 @@ def _check_told(loss: LossFn, found: Any) -> None:
     told: dict[Any, Any] = dict(found[1]) if is_pair else {}
     is_number = lambda one: isinstance(one, int | float) or getattr(one, "shape", None) == ()  # noqa: E731
     wrong = "".join(
-        f", and {name!r} has no number" for name, one in told.items() if not is_number(one) or not isinstance(name, str)
+        f"; the metric {name!r} does not fit" for name, one in told.items() if not is_number(one) or not isinstance(name, str)
     )
     if wrong or not is_pair or not is_number(found[0]) or not jnp.issubdtype(jnp.result_type(found[0]), jnp.floating):
-        raise InputError(f"Recipe.loss is {shown(loss)}; it must return (a real number, a dict of numbers){wrong}.")
+        raise InputError(f"Recipe.loss is {shown(loss)}; it must return (a real number, a dict of numbers by name){wrong}.")
     if taken := [name for name in told if name in TAKEN or name.startswith(TAKEN_PREFIXES)]:
         raise InputError(f"Recipe.loss is {shown(loss)}, whose metric {taken[0]!r} is one of the run's own; rename it.")
 

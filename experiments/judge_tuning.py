@@ -415,6 +415,8 @@ def _report(out_dir: Path) -> dict[str, Any]:
         kind, of_set, _ = _split(job)
         if "test" in one:
             scores.setdefault((of_set, kind), []).append(one["test"])
+        for other, own_scores in one.get("others", {}).items():
+            scores.setdefault((other, f"after_{of_set}"), []).append(own_scores)
     report: dict[str, Any] = {}
     for (of_set, kind), seeds in scores.items():
         means = [statistics.fmean(one.values()) for one in seeds]

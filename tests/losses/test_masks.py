@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.losses import masks
+from de_jax.losses import global_orthogonal, masks
 from de_jax.types import Embeddings, Guide
 
 
@@ -112,3 +112,10 @@ def test_what_a_guide_finds_as_close_as_the_own_pair_is_no_negative():
     assert rows("query", "query", limit) == rows("doc", "doc", limit) == ["..x", "..x", "xx."]
     assert rows("query", "neg_docs", limit) == [".x.", "xx.", "xxx"]  # row 0's own is as far as its document: a tie
     assert rows("query", "doc", None) == [".xx", "x.x", "xx."]
+
+
+def test_unknown_documents_all_count_in_the_second_moment():
+    vectors, ids = jnp.arange(16.0).reshape(4, 4), jnp.arange(4)
+    e = Embeddings(vectors, vectors, ids, ids)
+    of_distinct, of_unknown, of_one = (float(global_orthogonal(e._replace(doc_id=own))[0]) for own in (ids, 0 * ids - 1, 0 * ids))
+    assert of_unknown == of_distinct != of_one
