@@ -54,33 +54,34 @@ from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
 
-def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
+def train(recipe: Recipe, run_dir: str | Path, *, on_log: Sink | None = None) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`, see `training.run`; a folder, or an address gs:// or s3://.
+        on_log: gets (updates done, numbers by name), each line of the log, in the first process; an exception there ends the call.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
         SystemExit: with code 75 after SIGTERM; the run is saved, and the same call continues it.
     """
-    summary = train_or_stop(recipe, run_dir)
+    summary = train_or_stop(recipe, run_dir, on_log)
     if summary["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
     return summary
 
 
-def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
+def train_or_stop(recipe: Recipe, run_dir: str | Path, on_log: Sink | None = None) -> dict[str, Any]:
     """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
     run_dir = addresses.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
-        return _train(recipe_file.with_seeds(recipe, run_dir), run_dir)
+        return _train(recipe_file.with_seeds(recipe, run_dir), run_dir, on_log)
 
 
-def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+def _train(recipe: Recipe, run_dir: Path, on_log: Sink | None) -> dict[str, Any]:
     began = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
     host_index, num_hosts = sharding.host_share(mesh)
@@ -130,7 +131,7 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             if run.owner:
                 run.owner.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
             _begin_negatives(recipe, data, run)
-            state, stop = run.fit(make_hooks(recipe, data, run, best))
+            state, stop = run.fit(make_hooks(recipe, data, run, best, on_log))
             follows = recipe.negatives.miner and not recipe.negatives.mine_every_steps and not stop and distributed.is_first()
             if follows and any(len(mined.switches) < 2 for mined in data.all_mined.values()):
                 warnings.warn("no newer negatives than those of the start came; was de-jax mine running beside it?", stacklevel=2)
@@ -241,10 +242,11 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
         mined.begin(run.start_step, known)
 
 
-def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
+def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints, on_log: Sink | None) -> list[Hook]:
     """The actions between updates of a new or continued run, which begins with `run.state`; checkpoints are saved last."""
     logging, negatives, num_steps = recipe.logging, recipe.negatives, recipe.optimization.num_steps
     start_step, sinks = run.start_step, run.sinks()
+    sinks += [on_log] if sinks and on_log else []
     watch = None
     if logging.collapse_alarm:
         logged = run_log.read_metrics(run.run_dir / run_log.METRICS_FILE) if start_step and sinks else []

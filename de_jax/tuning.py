@@ -25,7 +25,6 @@ from de_jax.data.text.table_rows import Reading
 from de_jax.files import addresses
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import TOWERS, pretrained_sharing, pretrained_tokenizer, pretrained_tower
-from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.mining import guide
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_once_by_bm25
@@ -167,11 +166,10 @@ def recipe_of(
     mines: dict[str, Any] = {"miner": Miner(), "mine_every_steps": mined_every(num_steps)} if negatives == "mined" else {}
     if negatives:
         options = dataclasses.replace(options, negatives_dir="{run_dir}/negatives")
-    is_cosine = any(SCORED_BY_PRODUCT in note for note in any_model.read(source, only_sizes=True).notes) or None
-    query, doc = (pretrained_tower(source=source, tower=side, normalize=is_cosine) for side in TOWERS)
+    towers: dict[str, Any] = {side: pretrained_tower(source=source, tower=side) for side in TOWERS}
     schedule = functools.partial(linear, warmup_steps=num_steps // 10)
     return Recipe(
-        model=DualEncoder(query=query, doc=doc, shared=pretrained_sharing(source=source)),
+        model=DualEncoder(**towers, shared=pretrained_sharing(source=source)),
         data=functools.partial(data, options=options),
         loss=loss,
         optimization=Optimization(optimizer="adamw", schedule=schedule, learning_rate=learning_rate, num_steps=num_steps),

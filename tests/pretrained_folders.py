@@ -108,7 +108,8 @@ def write_sentence_transformer(folder, kind, *, pooling="mean", dense=None, norm
     ]
     write(folder / "modules.json", modules)
     write(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
-    write(folder / "config_sentence_transformers.json", {"__version__": {}, **(prompts or {})})
+    scored = {} if normalize else {"similarity_fn_name": "dot"}
+    write(folder / "config_sentence_transformers.json", {"__version__": {}, **scored, **(prompts or {})})
     flags = {f"pooling_mode_{mode}": mode.startswith(pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")}
     write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **flags})
     head = torch.nn.Linear(32, 24, bias=bool(dense))

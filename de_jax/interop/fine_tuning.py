@@ -16,7 +16,7 @@ from de_jax.files import reading
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, check_own_tokens
-from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
+from de_jax.interop.sentence_transformers import SCALED
 from de_jax.models.attention import AttentionKernel
 from de_jax.models.layers import Remat
 from de_jax.models.rotary import RotaryConfig
@@ -80,7 +80,7 @@ def pretrained_tower(
     """
     found = _sizes(source)
     config: TowerConfig = getattr(found.model, _checked(tower))
-    settled = [*([huggingface.ASSUMED] if pooling is not None else []), *([SCORED_BY_PRODUCT] if normalize is not None else [])]
+    settled = [*([huggingface.ASSUMED] if pooling is not None else []), *([SCALED] if normalize is not None else [])]
     for note in found.notes:
         if not any(words in note for words in settled):
             warnings.warn(note, stacklevel=2)

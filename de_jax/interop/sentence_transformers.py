@@ -55,7 +55,7 @@ STATIC, TABLE = "StaticEmbedding", "embedding.weight"
 KINDS = ("Transformer", "Pooling", STATIC, "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
-SCORED_BY_PRODUCT = "are scored here by their inner product; fine_tune and pretrained_tower.normalize=True make it a cosine"
+SCALED = "are scaled to length 1 here"
 ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
@@ -124,12 +124,19 @@ def read(
     if query != doc:
         own = _read_tower(folder, query, prompts, ignored, only_sizes, special_tokens)
         pretrained = paired(own, pretrained, _shared(folder, own, pretrained, only_sizes=only_sizes))
+    model, notes = pretrained.model, [*pretrained.notes]
     for tower, prompt in prompts.items():
         foreign_tokenizers.check_prompt(folder / PROMPTS_FILE, pretrained.side(tower).tokenizer, prompt)
-    return pretrained._replace(
-        prompts={name: prompt for name, prompt in (values.get("prompts") or {}).items() if prompt},
-        notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
-    )
+        if prompt and (name := PROMPT_NAMES[tower][0]) not in values["prompts"]:
+            elsewhere = f"encode_{name} of sentence-transformers 6 gives it none"
+            notes.append(f"{folder} has no prompt {name!r}, so each {name} gets {prompt!r}; {elsewhere}")
+    is_cosine = (values.get("similarity_fn_name") or "cosine") == "cosine"  # the default there
+    if is_cosine and not (model.query.normalize and model.doc.normalize):
+        scaled = {name: dataclasses.replace(getattr(model, name), normalize=True) for name in prompts}
+        model = dataclasses.replace(model, **scaled)
+        notes.append(f"{folder} scores by cosine, so its embeddings {SCALED}, as encode(normalize_embeddings=True) does there")
+    named = {name: prompt for name, prompt in (values.get("prompts") or {}).items() if prompt}
+    return pretrained._replace(model=model, prompts=named, notes=tuple(notes))
 
 
 def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: bool) -> tuple[Part, ...]:
@@ -141,19 +148,6 @@ def _shared(folder: Path, query: Pretrained, doc: Pretrained, *, only_sizes: boo
     if not is_same or not (only_sizes or jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))):
         raise InputError(f"{file} has towers that share {', '.join(shared)}, but they differ; remove the file.")
     return shared
-
-
-def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: dict[str, str]) -> tuple[str, ...]:
-    """Where this library does otherwise than sentence-transformers with the same embedding of the same text."""
-    notes = []
-    if (values.get("similarity_fn_name") or "cosine") == "cosine" and not is_normalized:  # the default there
-        notes.append(f"{folder} scores by cosine, but its embeddings are not of length 1 and {SCORED_BY_PRODUCT}")
-    for tower, prompt in prompts.items():
-        name = PROMPT_NAMES[tower][0]
-        if prompt and name not in values["prompts"]:
-            elsewhere = f"encode_{name} of sentence-transformers 6 gives it none"
-            notes.append(f"{folder} has no prompt {name!r}, so each {name} gets {prompt!r}; {elsewhere}")
-    return tuple(notes)
 
 
 def _read_tower(

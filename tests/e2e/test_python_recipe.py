@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import sys
-import threading
 import types
 
 import jax
@@ -46,7 +45,7 @@ def toy_recipe(dataset_dir):
 
 
 def test_sigterm_ends_a_python_script_as_it_ends_the_command(dataset_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir: {"run_dir": run_dir, "stopped": "SIGTERM"})
+    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir, on_log: {"run_dir": run_dir, "stopped": "SIGTERM"})
     with pytest.raises(SystemExit) as exit_:
         trainer.train(toy_recipe(dataset_dir), tmp_path / "run")
     assert exit_.value.code == command.EXIT_STOPPED
@@ -55,8 +54,19 @@ def test_sigterm_ends_a_python_script_as_it_ends_the_command(dataset_dir, tmp_pa
 @pytest.mark.soak
 @pytest.mark.short_soak
 def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finished_run, tmp_path):
-    recipe = toy_recipe(dataset_dir)
-    de_jax.train(recipe, tmp_path / "run")
+    """After a function that gets the log has ended the training, too."""
+    recipe, lines = toy_recipe(dataset_dir), []
+
+    def log(step, numbers):
+        lines.append((step, numbers))
+        if len(lines) == 2:
+            raise InterruptedError("enough")
+
+    with pytest.raises(InterruptedError, match="enough"):
+        de_jax.train(recipe, tmp_path / "run", on_log=log)
+    de_jax.train(recipe, tmp_path / "run", on_log=log)
+    logged = read_metrics(tmp_path / "run" / METRICS_FILE)
+    assert logged[-len(lines[2:]) :] == [pytest.approx({"step": step, **numbers}, rel=1e-7) for step, numbers in lines[2:]]
     jax.tree.map(np.testing.assert_array_equal, de_jax.load(tmp_path / "run").run.params, load_run(finished_run).params)
     told = read_recipe_file(tmp_path / "run")
     assert told["loss"]["function"] == "de_jax.losses.in_batch.samtone"
@@ -69,27 +79,23 @@ def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finishe
 
 
 @pytest.mark.soak
-def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(dataset_dir, tmp_path, monkeypatch):
-    """A service that hangs from the first line on takes the lines when it wakes; the run is done long before."""
-    is_awake, runs = threading.Event(), []
+def test_a_run_is_logged_to_wandb_once_over_its_sessions(dataset_dir, tmp_path, monkeypatch):
+    runs = []
 
     def init(**options):
         lines = []
         runs.append((options, lines))
 
-        def log(scalars, *, step):
-            is_awake.wait(60)
-            lines.append((step, scalars))
-
-        return types.SimpleNamespace(log=log, finish=lambda *, exit_code: lines.append(exit_code))
+        return types.SimpleNamespace(
+            log=lambda scalars, *, step: lines.append((step, scalars)), finish=lambda *, exit_code: lines.append(exit_code)
+        )
 
     settings = types.SimpleNamespace(settings=types.SimpleNamespace(mode="offline"))
     fake = types.SimpleNamespace(setup=lambda: settings, init=init, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(wandb_log, "FINISH_SECONDS", 0.1)
     recipe = toy_recipe(dataset_dir)
     data = functools.partial(recipe.data, options=dataclasses.replace(recipe.options, dev_split=None))
-    logging = Logging(log_every_steps=2, save_every_steps=4, wandb="retrieval")
+    logging = Logging(log_every_steps=1, save_every_steps=1, wandb="retrieval")
     tower = dataclasses.replace(recipe.model.doc, encoder=dataclasses.replace(recipe.model.doc.encoder, dropout_rate=0.0))
     recipe = dataclasses.replace(
         recipe,
@@ -98,20 +104,23 @@ def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(
         optimization=dataclasses.replace(recipe.optimization, num_steps=4),
         logging=logging,
     )
-    with pytest.warns(UserWarning, match="W&B has not taken the last lines"):
-        de_jax.train(recipe, tmp_path / "run")
-    assert runs[0][1] == []
-    is_awake.set()
-    for thread in [one for one in threading.enumerate() if one.name == "wandb"]:
-        thread.join()
-    de_jax.train(recipe, tmp_path / "run")  # continues after the last update
+
+    def stop(step, numbers):
+        if step == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        de_jax.train(recipe, tmp_path / "run", on_log=stop)
+    de_jax.train(recipe, tmp_path / "run")
     (first, lines), (second, more) = runs
     assert first["id"] == second["id"]
     assert first["config"]["optimization"]["num_steps"] == 4
-    assert (lines.pop(), more) == (0, [0])
+    assert first["settings"]["finish_timeout"] == wandb_log.FINISH_SECONDS
+    assert (lines.pop(), more.pop()) == (1, 0)  # their exit codes
     written = read_metrics(tmp_path / "run" / METRICS_FILE)
-    assert [step for step, _ in lines] == [line.pop("step") for line in written] == [2, 4]
-    assert [{name: float(f"{value:.8g}") for name, value in scalars.items()} for _, scalars in lines] == written
+    taken = dict([*lines, *more])
+    assert [*taken] == [line.pop("step") for line in written] == [1, 2, 3, 4]
+    assert [{name: float(f"{value:.8g}") for name, value in scalars.items()} for scalars in taken.values()] == written
 
 
 def test_a_missing_package_is_refused_before_anything_is_read(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import transformers
 from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
 
+import de_jax
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.architectures import kind, t5gemma
 from de_jax.types import InputError
@@ -332,11 +334,18 @@ def test_what_sentence_transformers_saves_is_imported(tmp_path, kind, of_peer):
     assert_alike(tmp_path / "saved", of_peer)
 
 
-def test_embeddings_that_are_compared_by_cosine_but_not_of_length_1_are_noted(tmp_path):
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_scores_are_those_of_sentence_transformers_where_no_module_normalizes(tmp_path, similarity):
+    import sentence_transformers
+
     folder = as_saved(tmp_path / "model", "bert", normalize=False)
-    set_in(MODEL, similarity_fn_name="cosine")(folder)
-    (note,) = any_model.read(folder, only_sizes=True).notes
-    assert "scores by cosine, but its embeddings are not of length 1" in note
+    set_in(MODEL, similarity_fn_name=similarity)(folder)
+    peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    theirs = peer.encode(TEXTS, convert_to_tensor=True)
+    with warnings.catch_warnings(record=True) as noted:
+        ours = de_jax.load(folder).encode_document(TEXTS)
+    np.testing.assert_allclose(ours @ ours.T, peer.similarity(theirs, theirs), rtol=1e-4, atol=1e-5)
+    assert sum("so its embeddings are scaled to length 1" in str(note.message) for note in noted) == (similarity == "cosine")
 
 
 def test_prompts_that_sentence_transformers_6_leaves_out_are_noted(tmp_path, of_peer):

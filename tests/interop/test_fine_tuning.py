@@ -176,7 +176,7 @@ def test_pooling_of_a_tower_is_chosen_and_what_is_assumed_is_said(folders, tmp_p
 
 
 @pytest.mark.parametrize("name", ["cosine", None, "absent"])
-def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_told_apart(tmp_path, name):
+def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_scaled(tmp_path, name):
     """The default of sentence-transformers is the cosine; folders from before its version 3 do not say so."""
     write_sentence_transformer(tmp_path / "model", "bert", normalize=False)
     file = tmp_path / "model" / "config_sentence_transformers.json"
@@ -185,13 +185,13 @@ def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_told_apart(tmp_
     file.write_text(json.dumps(settings | ({} if name == "absent" else {"similarity_fn_name": name})))
     source = str(tmp_path / "model")
     for more in ({}, {"pooling": "mean"}):
-        with pytest.warns(UserWarning, match=r"scores by cosine, .* pretrained_tower\.normalize=True make it a cosine"):
-            assert not fine_tuning.pretrained_tower(source=source, **more).normalize
+        with pytest.warns(UserWarning, match=r"scores by cosine, so its embeddings are scaled to length 1 here"):
+            assert fine_tuning.pretrained_tower(source=source, **more).normalize
     with warnings.catch_warnings(action="error"):
-        assert fine_tuning.pretrained_tower(source=source, normalize=True).normalize
+        assert not fine_tuning.pretrained_tower(source=source, normalize=False).normalize
     file.write_text(json.dumps(settings | {"similarity_fn_name": "dot"}))
     with warnings.catch_warnings(action="error"):
-        fine_tuning.pretrained_tower(source=source)
+        assert not fine_tuning.pretrained_tower(source=source).normalize
 
 
 def test_a_tower_without_layers_is_pooled_by_the_mean(folders, tmp_path):

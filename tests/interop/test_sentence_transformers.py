@@ -271,7 +271,8 @@ def static_folder(folder, vocabulary, *heads):
     table = modules.StaticEmbedding(tokenizers.Tokenizer.from_file(str(vocabulary)), embedding_dim=24)
     for parameter in (one for head in heads for one in head.parameters() if one.ndim == 1):
         torch.nn.init.uniform_(parameter, -0.5, 0.5)
-    peer.SentenceTransformer(modules=[table, *heads], device="cpu").save(str(folder), create_model_card=False)
+    model = peer.SentenceTransformer(modules=[table, *heads], device="cpu", similarity_fn_name="dot")
+    model.save(str(folder), create_model_card=False)
     return folder
 
 
@@ -331,7 +332,8 @@ def test_a_static_query_tower_stands_beside_an_encoder_of_documents(tmp_path, vo
     write_sentence_transformer(tmp_path / "doc", "bert", normalize=False)
     routes = [[*library.SentenceTransformer(str(one), device="cpu")] for one in (query, tmp_path / "doc")]
     router = library.sentence_transformer.modules.Router.for_query_document(*routes)
-    library.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "both"), create_model_card=False)
+    both = library.SentenceTransformer(modules=[router], device="cpu", similarity_fn_name="dot")
+    both.save(str(tmp_path / "both"), create_model_card=False)
     peer, ours = peer_of(tmp_path / "both"), de_jax.load(tmp_path / "both", dtype="float32")
     np.testing.assert_allclose(ours.encode_query(TEXTS), peer.encode_query(TEXTS), atol=1e-5)
     np.testing.assert_allclose(ours.encode_document(TEXTS), peer.encode_document(TEXTS), atol=1e-5)
@@ -348,7 +350,8 @@ def test_a_static_model_is_trained_and_exported(tmp_path, vocabulary, beside):
         write_sentence_transformer(tmp_path / "doc", "bert", normalize=False)
         routes = [[*library.SentenceTransformer(str(tmp_path / one), device="cpu")] for one in ("model", "doc")]
         router = library.sentence_transformer.modules.Router.for_query_document(*routes)
-        library.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "both"), create_model_card=False)
+        both = library.SentenceTransformer(modules=[router], device="cpu", similarity_fn_name="dot")
+        both.save(str(tmp_path / "both"), create_model_card=False)
     start = tmp_path / ("both" if beside == "an encoder" else "model")
     pairs = [(f"{first} {second}", f"a {second} of {first}") for first in WORDS for second in WORDS if first != second]
     sizes = {"num_steps": 4, "batch_size": 8, "max_query_length": 16, "max_doc_length": 16, "learning_rate": 0.01}

@@ -158,7 +158,7 @@ def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives
 
 def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir: done.append(run_dir.name) or {"stopped": "SIGTERM"})
+    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir, _: done.append(run_dir.name) or {"stopped": "SIGTERM"})
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", "--query_layers=1"]
     with pytest.raises(SystemExit) as exit_:
         verbs.call("train daft", [*command, *SMALL])
