@@ -80,6 +80,9 @@ class VectorIndex:
             index = quantization.QuantizedIndex(arrays.vectors, row_ids, precision=precision, **options)
         self._index = index if arrays.doc_rows is None else MaxPIndex(index, arrays.doc_rows)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.ids):,} documents, dim={self.dim}, precision={self.precision!r})"
+
     @classmethod
     def build(
         cls,
@@ -127,10 +130,9 @@ class VectorIndex:
         if not is_coded and precision == "int8" and ranges is None:
             ranges = quantization.ranges_of(embeddings)
         vectors = embeddings if is_coded or precision == "float32" else quantization.quantize(embeddings, precision, ranges)
-        is_kept = keep_embeddings and not is_coded and precision != "float32"
         arrays = Arrays(
             vectors=vectors,
-            embeddings=embeddings if is_kept else None,
+            embeddings=embeddings if keep_embeddings and not is_coded and precision != "float32" else None,
             ranges=np.asarray(ranges, np.float32) if precision == "int8" and ranges is not None else None,
             doc_rows=None if doc_rows is None else np.asarray(doc_rows, np.int32),
         )
@@ -187,15 +189,13 @@ class VectorIndex:
         folder = addresses.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
         ids = reading.read_json(folder / IDS_FILE, list_of(str), mend=mend, max_bytes=None)
-        precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]
-        width = -(-dim // 8) if precision == "binary" else dim
+        precision, num_vectors, dim, names = (manifest[name] for name in ("precision", "num_vectors", "dim", "arrays"))
         described = {
-            "vectors": ("<f4" if precision == "float32" else "|i1", (num_vectors, width)),
+            "vectors": ("<f4" if precision == "float32" else "|i1", (num_vectors, -(-dim // 8) if precision == "binary" else dim)),
             "embeddings": ("<f4", (num_vectors, dim)),
             "ranges": ("<f4", (2, dim)),
             "doc_rows": ("<i4", (num_vectors,)),
         }
-        names = manifest["arrays"]
         if "vectors" not in names or not set(names) <= set(described):
             raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {names}, not some of {[*described]}; {mend}.")
         read = {name: reading.read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in names}

@@ -88,6 +88,7 @@ def test_kept_embeddings_score_again_what_the_codes_find(precision, monkeypatch)
 def test_equal_documents_stand_by_id_downwards_and_few_documents_are_all(precision):
     docs = np.repeat(vectors(2), 3, axis=0)
     index = VectorIndex.build(docs, ["b", "a", "c", "e", "d", "f"], precision=precision)
+    assert repr(index) == f"VectorIndex(6 documents, dim={docs.shape[1]}, precision={precision!r})"
     found = index.search(docs[0], k=8, arrays=True)
     assert found.doc_rows.tolist() == [[2, 0, 1, 5, 3, 4]]
     assert [hit.id for hit in index.search(docs[0], k=8)] == ["c", "b", "a", "f", "e", "d"]
