@@ -21,10 +21,6 @@ from de_jax.types import InputError
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""
 _PACKAGE = __name__.partition(".")[0]
-_MOVED = {f"{_PACKAGE}.data.sources.table_pairs.table_pairs": f"{_PACKAGE}.data.sources.pair_store.table_pairs"}
-"""Functions and classes that recipes of before name where they were."""
-_CLOSURE, _OPENS = "pretrained_tokenizer.<locals>.tokenizer", f"{_PACKAGE}.interop.fine_tuning.tokenizer_of"
-"""The place of a model's tokenizer, before and now."""
 
 
 def to_json(value: Any) -> Any:
@@ -73,8 +69,7 @@ def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
         InputError: recipe.json is damaged.
     """
     path = Path(run_dir) / RECIPE_FILE
-    found: dict[str, Any] | None = reading.read_json(path, map_of(Any)) if path.is_file() else None
-    return found and _of_today(found)
+    return reading.read_json(path, map_of(Any)) if path.is_file() else None
 
 
 def origins(run_dir: str | Path) -> list[str]:
@@ -129,7 +124,7 @@ class _Reader:
         return made(**own, **given)
 
     def _at(self, place: str, name: str) -> Any:
-        module, _, label = _MOVED.get(place, place).rpartition(".")
+        module, _, label = place.rpartition(".")
         if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
             trust = "if you trust it, set allow_imports=True"
             raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")
@@ -238,22 +233,6 @@ def _seeded(value: Any, seed: int, before: Any) -> Any:
         new["seed"] = seed if before.get("seed") is None else before["seed"]
     changed = {name: entry for name, entry in new.items() if entry is not own[name]}
     return with_values(value, **changed) if changed else value
-
-
-def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with the names that its settings have now."""
-    start, data = recipe.get("initialization") or {}, recipe.get("data") or {}
-    for source in (data.get("sources") or {"": data}).values():
-        source.pop("share", None)
-        options = source.get("options") or {}
-        if "num_for_both" in source:
-            options["num_for_both"] = source.pop("num_for_both")
-        for name, tower in (("tokenizer", "query"), ("doc_tokenizer", "doc")):
-            if str((options.get(name) or {}).get("function") if isinstance(options.get(name), dict) else "").endswith(_CLOSURE):
-                init_from = start.get("init_from")
-                model = init_from.get(tower) if isinstance(init_from, dict) else init_from
-                options[name] = {"function": _OPENS, "source": model, "tower": tower}
-    return recipe
 
 
 def _place(value: Any) -> str:
