@@ -352,9 +352,7 @@ def _follower(params: Params, specs: Any, mesh: Mesh) -> Any:
     known = dict(zip(paths.all_paths(params), zip(shapes, jax.tree.leaves(specs), strict=True), strict=True))
 
     def follow(path: str, leaf: Any) -> NamedSharding:
-        parts = path.split("/")
-        tails = ("/".join(parts[start:]) for start in range(len(parts)))
-        owner = next((tail for tail in tails if tail in known), None)
+        owner = paths.owner_of(path, known)
         return NamedSharding(mesh, _following_spec(path, tuple(leaf.shape), *known[owner]) if owner else PartitionSpec())
 
     return follow

@@ -1,7 +1,7 @@
 """Regular expressions over parameter paths: the one vocabulary for freezing, weight decay, learning rates and sharding."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,12 @@ def tree_of(leaves: Mapping[str, Any]) -> Params:
             node = node.setdefault(parent, {})
         node[name] = leaf
     return tree
+
+
+def owner_of(path: str, params: Collection[str]) -> str | None:
+    """The parameter that an array of an optimizer's state belongs to, as its path ends with that one's; None for counts."""
+    names = path.split("/")
+    return next((tail for at in range(len(names)) if (tail := "/".join(names[at:])) in params), None)
 
 
 def part_like(tree: Params, like: Params) -> Params:

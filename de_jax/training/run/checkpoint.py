@@ -335,12 +335,9 @@ def _with_leaves(tree: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
 
 
 def _check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any], params: set[str]) -> None:
-    """Refuses a checkpoint of another model or optimizer; a warning counts the parameters that only one of the two trains.
-
-    Raises:
-        InputError: names the first difference.
-    """
-    owners = {path: _owner(path, params) for path in {*stored, *wanted}}
+    """Refuses a checkpoint of another model or optimizer; a warning counts the parameters that only one of the two trains."""
+    of_state = "training/opt_state/"
+    owners = {path: paths.owner_of(path, params) if path.startswith(of_state) else None for path in {*stored, *wanted}}
     then, now = ({owners[path] for path in arrays} for arrays in (stored, wanted))
     for path, owner in sorted(owners.items()):
         there, here = (tuple(arrays[path].shape or ()) if path in arrays else None for arrays in (stored, wanted))
@@ -359,12 +356,6 @@ def _check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any], pa
             f"is new for {begun}, and dropped for {dropped}.",
             stacklevel=2,
         )
-
-
-def _owner(path: str, params: set[str]) -> str | None:
-    """The parameter that an array of the optimizer's state belongs to; None for counts and for all other arrays."""
-    names = path.split("/") if path.startswith("training/opt_state/") else []
-    return next((tail for at in range(len(names)) if (tail := "/".join(names[at:])) in params), None)
 
 
 def _reason(error: Exception) -> str:
