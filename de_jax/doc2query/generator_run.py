@@ -243,11 +243,11 @@ def describe(run: GeneratorRun) -> None:
     run_folder.describe(GENERATOR_RUN, run.source, description, Generator.from_json, [run.tokenizer])
 
 
-def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> GeneratorRun:
+def load_generator(run_dir: str | Path, step: int | str | None = None) -> GeneratorRun:
     """A generator with the parameters of a checkpoint: the newest, `step`, or for "best" that of the lowest dev loss."""
     run_dir = Path(run_dir)
     description, model = run_folder.described(GENERATOR_RUN, run_dir, Generator.from_json)
-    found, params = restored(run_dir, step, model, only_sizes=only_sizes)
+    found, params = restored(run_dir, step, model)
     return GeneratorRun(
         source=run_dir,
         step=found,

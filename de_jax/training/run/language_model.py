@@ -106,9 +106,7 @@ def train_language_model(
             return begun.fit([log, evaluated, *begun.profile(), save])
 
 
-def restored(run_dir: Path, step: int | str | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:
-    """The step and parameters of a language model's checkpoint, on the process's first device; with `only_sizes` their shapes."""
+def restored(run_dir: Path, step: int | str | None, model: Initialisable) -> tuple[int, Params]:
+    """The step and parameters of a language model's checkpoint, on the process's first device."""
     like = run_folder.on_first_device(jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))))
-    if only_sizes:
-        return run_folder.find_checkpoint(run_dir, step)[1], like
     return run_folder.restore_params(run_dir, step, like)
