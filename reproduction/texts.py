@@ -19,7 +19,7 @@ from de_jax.data.sources.training_set import opened, store_dir
 from de_jax.data.stores.corpus import TokenStore, cached_token_store, open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE, writing
 from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import Tokenizer, mask_id
+from de_jax.data.text.tokenizing import Tokenizer, bare
 from de_jax.files import folders
 from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
 from de_jax.types import Array, Batch, Batches, InputError
@@ -144,7 +144,7 @@ def masked_tokens(
         InputError: unusable texts, tokenizer or length.
     """
     tokenizer, store = _open(options)
-    mask = mask_id(tokenizer)
+    mask = getattr(bare(tokenizer), "mask_id", None)
     if mask is None:
         raise InputError("the tokenizer has no token [MASK] or <mask>; take BERT's, or train one: encode tokens --wordpiece.")
     before, after = np.array(tokenizer.prefix_ids, np.int32), np.array(tokenizer.suffix_ids, np.int32)

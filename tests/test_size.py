@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 997,
-    "de_jax/data": 8733,
+    "de_jax/data": 8727,
     "de_jax/demo": 579,
     "de_jax/doc2query": 504,
     "de_jax/evaluation": 1510,

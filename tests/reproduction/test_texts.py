@@ -28,9 +28,8 @@ class Masked(Letters):
 
 
 @pytest.fixture
-def options(tmp_path, monkeypatch):
+def options(tmp_path):
     """40 texts of 25 letters, no two neighbours alike, in two files."""
-    monkeypatch.setattr("reproduction.texts.mask_id", lambda tokenizer: getattr(tokenizer, "mask_id", None))
     for name in ("one", "two"):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{row}\t{ALPHABET}\n" for row in range(20)))
     texts = (str(tmp_path / "one.tsv"), str(tmp_path / "two.tsv"))

@@ -333,12 +333,6 @@ def fields_of(tokenizer: Tokenizer) -> tuple[FieldName, ...]:
     return tokenizer.fields if isinstance(tokenizer, PromptedTokenizer) else ()
 
 
-def mask_id(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that stands for a masked one; None if the vocabulary has none, as sentencepiece models have not."""
-    own = bare(tokenizer)
-    return own.mask_id if isinstance(own, JsonTokenizer) else None
-
-
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
 
