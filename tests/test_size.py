@@ -12,7 +12,7 @@ MOST = {
     "de_jax/doc2query": 504,
     "de_jax/evaluation": 1510,
     "de_jax/files": 1158,
-    "de_jax/interop": 4452,
+    "de_jax/interop": 4449,
     "de_jax/losses": 1787,
     "de_jax/mining": 1154,
     "de_jax/models": 3769,

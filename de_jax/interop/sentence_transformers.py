@@ -296,16 +296,13 @@ def _pooling(file: Path) -> tuple[str, bool]:
 def _dense_settings(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     values = _object(file, DENSE_KEYS)
-    dim, bias = values.get("out_features"), values.get("bias", True)
+    settings = Settings(file, values)
     called = str(values.get("activation_function", ACTIVATIONS["tanh"]))
     activation = called.rpartition(".")[2].lower() if called.startswith("torch.nn.") else called
     if activation not in ACTIVATIONS:
         raise InputError(f"{file}: the activation {called} has no place in a tower; a projection has {' or '.join(ACTIVATIONS)}.")
-    if not isinstance(dim, int) or dim < 1 or not isinstance(bias, bool):
-        raise InputError(
-            f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
-        )
-    own = {"dim": dim, "bias": bias, "activation": activation, "residual": Settings(file, values).flag("use_residual", False)}
+    own = {"dim": settings.size("out_features"), "bias": settings.flag("bias", True), "activation": activation}
+    own["residual"] = settings.flag("use_residual", False)
     return {f"projection_{name}": value for name, value in own.items()}
 
 
