@@ -20,7 +20,7 @@ MOST = {
     "de_jax/retrieval": 2758,
     "de_jax/training": 5094,
     "tasks": 695,
-    "tools": 2571,
+    "tools": 2567,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
 AT_THE_ROOT = 5695

@@ -180,8 +180,7 @@ def doc2query_generate(
 
     de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 
-    --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind. Repeat the command to
-    continue after a stop. Prints one JSON object.
+    Repeat the command to continue after a stop. Prints one JSON object.
 
     Args:
         model: a run of doc2query train, a folder of Hugging Face's T5 or a name on the hub.

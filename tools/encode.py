@@ -46,8 +46,7 @@ def encode_corpus(
         --expansion=queries/medquad --expand_as=typical
     de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
-    --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind. Prints one JSON
-    object.
+    Prints one JSON object.
 
     Args:
         corpus: a corpus file, .jsonl or .tsv, plain or .gz.
@@ -157,8 +156,7 @@ def score_pairs(
 
     de-jax train --gin_file=recipes/distil.gin --gin.PairsOptions.teacher_scores=scores/scifact ...
 
-    --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind. Prints one JSON
-    object.
+    Prints one JSON object.
 
     Args:
         out_dir: folder of the scores; new, empty or started by this command.

@@ -61,8 +61,7 @@ def mine_pairs(
 
     de-jax train --gin_file=recipes/fine_tune.gin --gin.Recipe.loss=@ance --gin.PairsOptions.negatives_dir=runs/bm25/negatives ...
 
-    --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind. Prints one JSON
-    object.
+    Prints one JSON object.
 
     Args:
         run_dir: the model that ranks: a run, a folder with a model, or a hub name.
