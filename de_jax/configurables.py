@@ -106,8 +106,7 @@ def build(
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
     """`build` of a dual encoder's recipe."""
-    recipe: Recipe = build(gin_files, bindings, allow_imports=allow_imports)
-    return recipe
+    return build(gin_files, bindings, allow_imports=allow_imports)
 
 
 class _Builder:

@@ -111,8 +111,7 @@ class Model:
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, " n"]:
         """Inner products of the embeddings of each row."""
-        products: np.ndarray = np.einsum("nd,nd->n", np.asarray(embeddings1, np.float32), np.asarray(embeddings2, np.float32))
-        return products
+        return np.einsum("nd,nd->n", np.asarray(embeddings1, np.float32), np.asarray(embeddings2, np.float32))
 
     @property
     def mteb_model_meta(self) -> Any:

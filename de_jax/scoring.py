@@ -55,5 +55,4 @@ def evaluate(
         embedding_dim=model.truncate_dim,
     )
     reports = [task.evaluate(one, policy, model.encoding) for one in task.beir_tasks(dataset_dir, split)]
-    scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
-    return scores
+    return averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]

@@ -7,23 +7,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 997,
-    "de_jax/data": 8727,
+    "de_jax/data": 8724,
     "de_jax/demo": 579,
-    "de_jax/doc2query": 504,
-    "de_jax/evaluation": 1510,
+    "de_jax/doc2query": 503,
+    "de_jax/evaluation": 1509,
     "de_jax/files": 1158,
-    "de_jax/interop": 4449,
+    "de_jax/interop": 4448,
     "de_jax/losses": 1787,
     "de_jax/mining": 1154,
     "de_jax/models": 3769,
     "de_jax/reports": 734,
     "de_jax/retrieval": 2758,
-    "de_jax/training": 5094,
+    "de_jax/training": 5091,
     "tasks": 695,
     "tools": 2567,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5695
+AT_THE_ROOT = 5692
 
 
 def lines(paths):

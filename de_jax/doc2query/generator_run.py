@@ -178,8 +178,7 @@ def train_generator(
         shardings = jax.tree.map(lambda leaf: leaf.sharding, fresh)
         # A copy: the first update takes its arrays, and a fault may ask for the first parameters again.
         copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings)
-        placed: Params = copied(jax.device_put(run.params, shardings))
-        return placed
+        return copied(jax.device_put(run.params, shardings))
 
     if logging.early_stopping_patience and not dev:
         raise InputError("early_stopping_patience needs the loss on held-out pairs; give `dev`.")

@@ -165,8 +165,7 @@ def of_run(run_dir: str | Path) -> dict[str, Any] | None:
 def of_queries(run_dir: str | Path) -> dict[str, dict[str, Scores]]:
     """nDCG@10 of each held-out query by source and by "before", "after", "bm25" or "fusion"; empty for a run without."""
     path = Path(run_dir) / QUERIES_FILE
-    found: dict[str, dict[str, Scores]] = reading.read_json(path, map_of(map_of(map_of(float)))) if path.is_file() else {}
-    return found
+    return reading.read_json(path, map_of(map_of(map_of(float)))) if path.is_file() else {}
 
 
 def sentences(verdict: Mapping[str, Any]) -> list[str]:

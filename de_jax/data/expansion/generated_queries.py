@@ -80,8 +80,7 @@ class ExpansionWriter:
 
 def read_plan(folder: str | Path) -> dict[str, Any]:
     """What decides the queries of an expansion that is begun or complete."""
-    plan: dict[str, Any] = reading.read_json(Path(folder) / PLAN_FILE, Record({}))
-    return plan
+    return reading.read_json(Path(folder) / PLAN_FILE, Record({}))
 
 
 def read_expansion(path: str | Path) -> Iterator[DocQueries]:

@@ -110,8 +110,7 @@ class _Turns:
 
     def before(self, step: int) -> list[int]:
         """How many batches each source gave before a step."""
-        counts: list[int] = np.bincount(self._sources(np.arange(step)), minlength=self.num_sources).tolist()
-        return counts
+        return np.bincount(self._sources(np.arange(step)), minlength=self.num_sources).tolist()
 
     def steps_of(self, source: int, start: int) -> Iterator[int]:
         """The steps from `start` on whose batch comes from a source."""

@@ -78,8 +78,7 @@ def spans(tokenizer: Tokenizer, text: str) -> list[Span]:
     """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
     if not hasattr(tokenizer, "spans"):
         raise InputError(f"{type(tokenizer).__name__} does not tell where its tokens come from; give it a method spans(text).")
-    found: list[Span] = tokenizer.spans(text)
-    return found
+    return tokenizer.spans(text)
 
 
 class SentencePieceTokenizer:

@@ -300,8 +300,7 @@ MODEL_TYPES = tuple(name for types in FILES.values() for name in types)
 @functools.cache
 def kinds_in(file: str) -> tuple[Kind, ...]:
     """The kinds of a file here, in the order of `FILES`."""
-    kinds: tuple[Kind, ...] = importlib.import_module(f"de_jax.interop.architectures.{file}").KINDS
-    return kinds
+    return importlib.import_module(f"de_jax.interop.architectures.{file}").KINDS
 
 
 def kind_of_type(file: object, model_type: object) -> Kind:

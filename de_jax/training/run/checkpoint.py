@@ -330,8 +330,7 @@ def _by_place(tree: Any) -> dict[str, Any]:
 
 
 def _with_leaves(tree: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
-    changed: dict[str, Any] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-    return changed
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def _check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any], params: set[str]) -> None:

@@ -229,8 +229,7 @@ def completed(init: Callable[[], TrainState], state: TrainState) -> TrainState:
     places = jax.tree.map(lambda leaf: leaf.sharding if is_shape(leaf) else None, state)
     absent = lambda: jax.tree.map(lambda leaf, drawn: drawn if is_shape(leaf) else None, state, init())  # noqa: E731
     drawn = jax.jit(absent, out_shardings=places)()
-    whole: TrainState = jax.tree.map(lambda leaf, drawn: drawn if is_shape(leaf) else leaf, state, drawn)
-    return whole
+    return jax.tree.map(lambda leaf, drawn: drawn if is_shape(leaf) else leaf, state, drawn)
 
 
 def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:

@@ -328,8 +328,7 @@ def _parts(adapters: Lora, like: Params) -> tuple[Params, Params]:
 def on_first_device(shapes: Params) -> Params:
     """The shapes, placed on the process's first device."""
     on = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    placed: Params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes)
-    return placed
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes)
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
