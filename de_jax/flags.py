@@ -14,6 +14,7 @@ import argparse
 import ast
 import builtins
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -203,7 +204,7 @@ class Command:
 
 def rules(**of: Any) -> Callable[[Any], Any]:
     """A decorator that gives a function or a dataclass its `Rules`."""
-    return _giving("flag_rules", Rules(**of))
+    return functools.partial(_with, "flag_rules", Rules(**of))
 
 
 def like(*places: str) -> Callable[[Any], Any]:
@@ -211,15 +212,12 @@ def like(*places: str) -> Callable[[Any], Any]:
 
     The other functions have the helps of flags that are "as of" them.
     """
-    return _giving("flags_like", places)
+    return functools.partial(_with, "flags_like", places)
 
 
-def _giving(name: str, value: Any) -> Callable[[Any], Any]:
-    def decorate(target: Any) -> Any:
-        setattr(target, name, value)
-        return target
-
-    return decorate
+def _with(name: str, value: Any, target: Any) -> Any:
+    setattr(target, name, value)
+    return target
 
 
 def described(docstring: str | None) -> tuple[str, dict[str, str]]:

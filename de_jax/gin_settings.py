@@ -19,6 +19,7 @@ from de_jax.settings import meant
 from de_jax.types import InputError
 
 PACKAGE = "de_jax"
+_OWN = f"{PACKAGE}."
 _REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 RECIPES_DIR = Path(str(importlib.resources.files(f"{PACKAGE}.gin_configs")))
 
@@ -115,7 +116,7 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
 class _Delegate(config_parser.ParserDelegate):
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         scope, _, name = scoped_configurable_name.rpartition("/")
-        return Reference(scope, _bare(name), evaluate)
+        return Reference(scope, name.removeprefix(_OWN), evaluate)
 
     def macro(self, macro_name: str) -> Macro:
         return Macro(macro_name)
@@ -123,10 +124,6 @@ class _Delegate(config_parser.ParserDelegate):
 
 def _label(scope: str, name: str) -> str:
     return f"{scope}/{name}" if scope else name
-
-
-def _bare(name: str) -> str:
-    return name.removeprefix(f"{PACKAGE}.")
 
 
 def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Path, ...]) -> None:
@@ -170,7 +167,7 @@ def _statements(text: str, place: str) -> Iterator[Any]:
 def _setting(statement: Any) -> Setting:
     if not statement.arg_name:
         return Setting("", _label(statement.scope, statement.selector))
-    return Setting(statement.scope, _bare(statement.selector), statement.arg_name)
+    return Setting(statement.scope, statement.selector.removeprefix(_OWN), statement.arg_name)
 
 
 def _read_typed(binding: str, found: Settings) -> None:

@@ -278,8 +278,15 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
                 dev_scores.keep_first()
     aligned = None
     if recipe.alignment:
-        run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
-        value_of = _measure_of_alignment(recipe.alignment.measure, data.for_both, run_now, dev_scores)
+        measure: Any = recipe.alignment.measure
+
+        def value_of(params: Params) -> float:
+            if measure != KL:
+                assert dev_scores  # `check_parts` has checked these, and the queries for both towers
+                return dev_scores(params)[measure]
+            assert data.for_both
+            return divergence(run_of(recipe, run.run_dir, data, start_step, params), data.for_both)
+
         rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
         aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, paused=log.paused)
         if not start_step:
@@ -313,15 +320,6 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
 def _naming(source: str, sink: Sink) -> Sink:
     """A sink whose numbers are one source's."""
     return lambda step, scalars: sink(step, {of_source(name, source): value for name, value in scalars.items()})
-
-
-def _measure_of_alignment(
-    measure: str, queries: Any, run_at: Callable[[Params], Run], dev_scores: Any
-) -> Callable[[Params], float]:
-    """What `StopWhenAligned` asks of parameters; `check_parts` has checked that there are queries, or dev scores, for it."""
-    if measure == KL:
-        return lambda params: divergence(run_at(params), queries)
-    return lambda params: dev_scores(params)[measure]
 
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:

@@ -6,24 +6,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 997,
-    "de_jax/data": 8724,
+    "de_jax/buckets": 994,
+    "de_jax/data": 8718,
     "de_jax/demo": 579,
     "de_jax/doc2query": 503,
-    "de_jax/evaluation": 1509,
+    "de_jax/evaluation": 1506,
     "de_jax/files": 1158,
     "de_jax/interop": 4448,
-    "de_jax/losses": 1787,
-    "de_jax/mining": 1154,
-    "de_jax/models": 3769,
-    "de_jax/reports": 734,
+    "de_jax/losses": 1778,
+    "de_jax/mining": 1149,
+    "de_jax/models": 3764,
+    "de_jax/reports": 729,
     "de_jax/retrieval": 2758,
-    "de_jax/training": 5091,
+    "de_jax/training": 5087,
     "tasks": 695,
-    "tools": 2567,
+    "tools": 2554,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5692
+AT_THE_ROOT = 5685
 
 
 def lines(paths):

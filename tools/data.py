@@ -75,7 +75,8 @@ def import_pairs(
         report = {"dataset_dir": str(out_dir), **table_texts.write_beir(out_dir, whole, read)}
     else:
         report = _write_pairs(out_dir, whole, _tokenizers(model, tokenizer, doc_tokenizer), read)
-    return report | _rows_read(read)
+    rows, bad_rows = (sum(getattr(one, name) for one in read) for name in ("num_rows", "num_bad_rows"))
+    return report | ({"rows": rows, "bad_rows": bad_rows, "columns": read[0].columns} if rows else {})  # else none was read
 
 
 def import_task(
@@ -203,12 +204,6 @@ def _tokenizers(model: str | None, tokenizer: str | None, doc_tokenizer: str | N
     if model:
         return {side: pretrained_tokenizer(source=model, tower=side)() for side in ("query", "doc")}
     return {"query": load_tokenizer(tokenizer), "doc": load_tokenizer(doc_tokenizer or tokenizer)}
-
-
-def _rows_read(read: list[Reading]) -> dict[str, Any]:
-    """Counts of the rows; empty if nothing was read."""
-    rows, bad_rows = (sum(getattr(one, name) for one in read) for name in ("num_rows", "num_bad_rows"))
-    return {"rows": rows, "bad_rows": bad_rows, "columns": read[0].columns} if rows else {}
 
 
 def _value(text: str) -> Any:

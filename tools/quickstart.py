@@ -63,11 +63,12 @@ def quickstart(
     summary = train(recipe, run_dir)
     run = load_run(run_dir, "best")
     dataset = beir.read(folder, "test")
+    speeds = [line["pairs_per_second"] for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line]
     report = {
         **_scores(recipe, run, folder, draws),
         "steps": summary["step"],
         "seconds": round(time.monotonic() - start, 1),
-        "pairs_per_s": _median_speed(run_dir),
+        "pairs_per_s": round(statistics.median(speeds), 1),
         "num_parameters": summary["num_parameters"],
         "num_docs": len(dataset.docs.ids),
         "num_test_queries": len(dataset.queries.ids),
@@ -156,8 +157,3 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
         with outputs.atomic_file(mark) as temporary:
             temporary.write_text(f"{made_from}\n")
     return folder
-
-
-def _median_speed(run_dir: Path) -> float:
-    speeds = [line["pairs_per_second"] for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line]
-    return round(statistics.median(speeds), 1)

@@ -11,7 +11,6 @@ import jax
 from de_jax import command, planner, trainer
 from de_jax import mine as mine_
 from de_jax.arguments import AnyDtype, RequiredSettings, Settings, Shards, precision
-from de_jax.data.negatives.generations import Generation
 from de_jax.flags import Line, like
 from de_jax.recipe import Recipe
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveFloat, PositiveInt
@@ -144,9 +143,6 @@ def mine(
         by_engine = lambda step: shards.by_engine(line, "--once", f"--step={step}")  # noqa: E731
         yield from mine_.mine_elsewhere(recipe, run_dir, by_engine, **options)
     else:
-        yield from map(_summary, mine_.mine(recipe, run_dir, **options))
-
-
-def _summary(generation: Generation) -> dict[str, Any]:
-    said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
-    return {"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}
+        said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
+        for generation in mine_.mine(recipe, run_dir, **options):
+            yield {"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}

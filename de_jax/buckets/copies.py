@@ -128,7 +128,8 @@ def _listed(
         folder = _folder_of(path, name)
         (plain if folder is None else wholes.setdefault(folder, {}))[name] = Listed(name, one)
     for folder, files in list(wholes.items()):
-        if f"{folder}/{_mark_of(folder)}" not in files:
+        mark = folders.MANIFEST_FILE if "_of_" in folder.rpartition("/")[2] else folders.CHECKPOINT_FILE
+        if f"{folder}/{mark}" not in files:
             del wholes[folder]
             _tell(path / folder)
     for owned, of_owner in own.items():
@@ -387,10 +388,6 @@ def _folder_of(path: Path, name: str) -> str | None:
     before = f"{path.name}/"  # the copy may be of one folder of checkpoints or parts
     found = _WHOLE.search(f"{before}{name}")
     return name[: found.end() - len(before)] if found and found.end() > len(before) else None
-
-
-def _mark_of(folder: str) -> str:
-    return folders.MANIFEST_FILE if "_of_" in folder.rpartition("/")[2] else folders.CHECKPOINT_FILE
 
 
 def _tell(folder: Path) -> None:

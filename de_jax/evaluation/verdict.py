@@ -188,7 +188,8 @@ def _sentence(found: Mapping[str, Any], *, are_known: bool = False) -> str:
         why = "cannot judge, as all are nearly in the training data; hold out others"
         return f"{scores}, but {number} {why if are_known else 'cannot tell a gain from chance; hold out more'}{beside}."
     low, high = found["interval"]
-    test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {_p(found['p'])}, {number}"
+    p = f"{found['p']:.4f}".replace("0.", ".", 1) if found["p"] < 0.9999 else "1"
+    test = f"{_signed(found['difference'])}, 95 % {_signed(low)} to {_signed(high)}, p {p}, {number}"
     if found["result"] == "no difference":
         if not found["smallest_visible"]:
             return f"no difference: {MEASURE} is {_short(found['after'])} before and after, the same for each of {number}{beside}."
@@ -204,7 +205,3 @@ def _short(value: float) -> str:
 
 def _signed(value: float) -> str:
     return ("-" if value < 0 else "+") + _short(abs(value))
-
-
-def _p(value: float) -> str:
-    return f"{value:.4f}".replace("0.", ".", 1) if value < 0.9999 else "1"

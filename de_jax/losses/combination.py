@@ -100,7 +100,10 @@ def matryoshka(
     whole = e.query.shape[-1]
     dims = [whole >> halvings for halvings in range(4) if whole >> halvings] if dims is None else dims
     weights = _checked_weights("matryoshka", "dims", dims, weights)
-    _check_dims(dims, whole)
+    if max(dims) > whole:
+        raise InputError(f"matryoshka.dims has {max(dims)}, but embeddings have {whole} dimensions; give 1 to {whole}.")
+    if len(set(dims)) < len(dims):
+        raise InputError(f"matryoshka.dims is {tuple(dims)}; give each number of dimensions once.")
     if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
         raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = ance.")
     total = jnp.zeros((), jnp.float32)
@@ -228,13 +231,6 @@ def _checked_weights(loss: str, of: str, values: Sequence[Any], weights: Sequenc
     if weights is not None and len(weights) != len(values):
         raise InputError(f"{loss}.weights has {len(weights)} numbers for {len(values)} {of}; give one for each.")
     return weights if weights is not None else (1.0,) * len(values)
-
-
-def _check_dims(dims: Sequence[int], available: int) -> None:
-    if max(dims) > available:
-        raise InputError(f"matryoshka.dims has {max(dims)}, but embeddings have {available} dimensions; give 1 to {available}.")
-    if len(set(dims)) < len(dims):
-        raise InputError(f"matryoshka.dims is {tuple(dims)}; give each number of dimensions once.")
 
 
 def _names(losses: Sequence[LossFn]) -> list[str]:

@@ -104,7 +104,8 @@ def contrasts(
     flat = [pair for group in pairs for pair in group]
     settings: dict[str, Any] = {"mask_duplicates": mask_duplicates, "hardness": hardness}
     if block_size is None:
-        is_split = _are_rows_split()
+        mesh = jax.sharding.get_abstract_mesh()
+        is_split = math.prod(mesh.shape[axis] for axis in ROW_AXES if axis in mesh.auto_axes) > 1  # over several devices
         whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
         parts = [contrast.contrast(sets[anchors], whole[name], scale, are_real=is_split, **settings) for anchors, name in flat]
     else:
@@ -122,12 +123,6 @@ def contrast_of_own(
     of_row = functools.partial(contrast.contrast, scale=scale, mask_duplicates=mask_duplicates, hardness=hardness)
     by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
     return Contrast(*(field[:, 0] for field in by_row))
-
-
-def _are_rows_split() -> bool:
-    """Whether the rows of the batch lie on several devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[axis] for axis in ROW_AXES if axis in mesh.auto_axes) > 1
 
 
 def _on_every_device(candidates: Items) -> Items:

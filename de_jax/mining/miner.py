@@ -152,7 +152,9 @@ def mine(
     anchors = np.searchsorted(embedded.query_rows, texts.by_text[:, 0])
     of_ids = texts.doc_store.rows_of(texts.query_store.encoded_ids[texts.pairs[:, 0]]) if texts.drop_identical_ids else None
     known = _known(anchors, positives, of_ids, first)
-    index = _index_of(embedded, texts, miner)
+    build, store = faiss_index.index_builder(miner), texts.passages or texts.doc_store
+    index = build(embedded.docs, store.ids, embedded.folder)  # a FAISS index is kept beside the embeddings
+    index = MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
     clock.lap("index")
     depth = max(miner.last_rank + _most(known, first), SEEN_DEPTH)
     ranking = _once(index.search(embedded.queries, min(texts.doc_store.num_texts, depth)), first)
@@ -222,13 +224,6 @@ def mine_bm25(
     found = mined_pairs.of_rows(pairs, mined.chosen, np.zeros((len(pairs), 0), np.int32), scores, **ids)
     facts = {name: getattr(miner, name) for name in used}
     return found, {**facts, "neg_docs": mined.facts(), "bm25_language": language, "seconds": clock.seconds}
-
-
-def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:
-    """An index of the documents, whose embeddings are of passages if they have some; a FAISS index is kept beside them."""
-    build, store = faiss_index.index_builder(miner), texts.passages or texts.doc_store
-    index = build(embedded.docs, store.ids, embedded.folder)
-    return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
 
 
 def _positive_scores(embedded: Embedded, texts: TrainingPairs, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:

@@ -68,7 +68,9 @@ def generate(
     if decoding.method == "beam":
         return _beam_search(model, params, docs, decoding)
     read, num_rows = model.read_docs(params, docs), len(docs) * decoding.num_queries
-    keys = _keys(seed, seeds, decoding.num_queries)
+    of_docs = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), seeds)
+    of_texts = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    keys = of_texts(of_docs, jnp.arange(decoding.num_queries, dtype=jnp.uint32)).reshape(-1)
 
     def go_on(state: _Texts) -> Array:
         return (state.position < decoding.max_length) & ~jnp.all(state.is_done)
@@ -102,13 +104,6 @@ class _Texts(NamedTuple):
 def _is_empty(docs: Int[Array, "b L"]) -> Bool[Array, " b"]:
     """Rows that only fill a batch up; nothing waits for their ends."""
     return (docs == 0).all(axis=-1)
-
-
-def _keys(seed: Array, seeds: UInt32[Array, " b"], num_queries: int) -> Array:
-    """A random key for each text [b * N]."""
-    of_docs = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), seeds)
-    fold_in = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-    return fold_in(of_docs, jnp.arange(num_queries, dtype=jnp.uint32)).reshape(-1)
 
 
 def _allowed(logits: Float[Array, "r V"], decoding: Decoding) -> Float[Array, "r V"]:

@@ -34,12 +34,7 @@ def report_tables(reports: Sequence[Report]) -> str:
         for report in reports:
             counts = [f"{report[count]:,}" if report.get(count) is not None else "" for count in ("num_docs", "num_queries")]
             scores = [report.get(system, {}).get(measure) for system in systems]
-            half = [_half_width(report, systems[0], measure)] if has_intervals else []
-            rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores), *half])
+            scores += [report.get("half_widths", {}).get(systems[0], {}).get(measure)] if has_intervals else []
+            rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores)])
         tables.append(text_table([measure, "docs", "queries", *systems, *[f"{systems[0]} ±"] * has_intervals], rows))
     return "\n\n".join(tables)
-
-
-def _half_width(report: Report, system: str, measure: str) -> str:
-    half = report.get("half_widths", {}).get(system, {}).get(measure)
-    return "" if half is None else f"{half:.4f}"

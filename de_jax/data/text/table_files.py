@@ -406,7 +406,8 @@ def _num_bytes(array: Any) -> int:
 
 
 def _of_batches(batches_of: Callable[[Path, Wanted], Iterator[Any]], path: Path, header: Any, wanted: Wanted) -> Iterator[Row]:
-    pyarrow = import_pyarrow(path)
+    with needs("tables", str(path)):
+        import pyarrow
     try:
         records = itertools.chain.from_iterable(map(_records, batches_of(path, wanted)))
         for row, record in enumerate(records, start=1):
@@ -425,13 +426,6 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
         if "UTF8" not in str(error):
             raise OSError(str(error)) from None
     return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
-
-
-def import_pyarrow(path: Path) -> Any:
-    """The package; raises InputError, with the extra that installs it, if it is absent."""
-    with needs("tables", str(path)):
-        import pyarrow
-    return pyarrow
 
 
 def _suffix(path: Path) -> str:

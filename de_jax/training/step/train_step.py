@@ -136,7 +136,9 @@ def _cached_step(
         def loss_of(params: Params, rng: Array) -> tuple[Array, tuple[Metrics, tuple[Embeddings, Drawn]]]:
             e = model.embed(params, batch, rng)
             drawn = cache.draw(state.cache, batch, e, temperature, jax.random.fold_in(rng, _DRAWS))
-            e = _with_drawn(model, params, e, drawn, jax.random.fold_in(rng, _DRAWN_DROPOUT))
+            texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
+            neg_docs = model.embed(params, texts, jax.random.fold_in(rng, _DRAWN_DROPOUT)).neg_docs  # by the current parameters
+            e = e._replace(neg_docs=neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
             value, parts = loss(e)
             return value, (parts, (e, drawn))
 
@@ -147,12 +149,6 @@ def _cached_step(
         return after._replace(cache=kept), metrics | negative_cache.metrics(kept, after.step)
 
     return train_step
-
-
-def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: Array) -> Embeddings:
-    """The embeddings of a batch with its drawn negatives, which are encoded by the current parameters."""
-    texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
-    return e._replace(neg_docs=model.embed(params, texts, rng).neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
 
 
 def batch_shapes(
