@@ -87,15 +87,10 @@ def build(
     root: type = Recipe,
     also: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
+    """The recipe, or another `root`, that gin files and `name=value` settings describe; see `gin_settings.read`.
 
-    Args:
-        root: the class that is made.
-        also: known to these files beside `known()`, by name.
-
-    Raises:
-        InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
-            fit the others, or a setting that nothing reads.
+    The files may name all of `known()` and `also`. InputError: what cannot be read, an unknown name, a missing setting, a value
+    that its setting cannot have or that does not fit the others, or a setting that nothing reads.
     """
     bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
     builder = _Builder(bound, {root.__name__: root, **also}, root.__name__)

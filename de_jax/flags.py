@@ -115,11 +115,7 @@ class Command:
         self.parser.checks.append(self._check)
 
     def parse(self, argv: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-        """The function's arguments by place and by name.
-
-        Raises:
-            InputError: an unknown flag, a value that a flag cannot have, or flags that do not go together.
-        """
+        """The arguments by place and by name. InputError: flags that are unknown, have a wrong value or do not go together."""
         for argument in argv:
             self._check_known(argument)
         given, _ = self.parser.parse_known_args(argv)

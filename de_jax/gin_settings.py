@@ -189,11 +189,7 @@ def _read_typed(binding: str, found: Settings) -> None:
 
 
 def find(name: str, place: str = "") -> Path:
-    """A gin file here, or among the recipes, which come first for an include; `place` is where it stands.
-
-    Raises:
-        InputError: no such file.
-    """
+    """A gin file here, or among the recipes, which come first for an include, whose `place` a message names."""
     # Else "models/x.gin" of a recipe would be a file beside the user's own models.
     for path in (RECIPES_DIR / name, Path(name)) if place else (Path(name), RECIPES_DIR / name):
         if path.is_file():

@@ -435,11 +435,7 @@ class Model:
 
 
 def _checked_texts(texts: Texts) -> Iterator[str]:
-    """One text after another.
-
-    Raises:
-        InputError: a value or an item that is not valid text; for an item, the message names its place.
-    """
+    """One text after another. InputError: a value that is not valid text; the message names its place."""
     if isinstance(texts, str):
         texts = [texts]
     elif isinstance(texts, bytes | Mapping | set | frozenset) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:

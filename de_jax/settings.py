@@ -115,11 +115,7 @@ def is_config(value: Any) -> bool:
 
 
 def check_fields(record: Any) -> None:
-    """Checks every field of a config, and makes numpy's scalars Python's numbers, as JSON and FAISS take; for `__post_init__`.
-
-    Raises:
-        InputError: names the field, its value and the allowed ones.
-    """
+    """Checks every field of a config, and makes numpy's scalars Python's numbers, as JSON and FAISS take; for `__post_init__`."""
     values = {name: getattr(record, name) for name in hints(record.__class__)}
     check(type(record), values)
     for name, value in values.items():
@@ -158,17 +154,10 @@ def mismatch(value: Any, hint: Any) -> Mismatch | None:
 
 
 def check_call(name: str, function: Callable[..., Any], *arguments: str, like: str, options: Sequence[str] = ()) -> None:
-    """Whether a setting's function can be called with these arguments by place and these options by name, and lacks nothing then.
+    """Refuses a setting's function that cannot be called with these arguments, in words, by place and these options by name alone.
 
-    Args:
-        name: of the setting, as the user wrote it.
-        function: the setting's value; arguments bound by `functools.partial` count as given.
-        arguments: the function's arguments, in words for a message.
-        like: a function that fits.
-        options: names of keyword arguments.
-
-    Raises:
-        InputError: names the setting, the function, and a function that fits; or a bound argument that the function does not have.
+    What `functools.partial` bound counts as given, and must be arguments of the function. `name` is the setting's as the user wrote
+    it, and `like` a function that fits.
     """
     try:
         inspect.signature(function).bind(*arguments, **dict.fromkeys(options))

@@ -6,24 +6,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "de_jax/buckets": 994,
-    "de_jax/data": 8718,
+    "de_jax/buckets": 990,
+    "de_jax/data": 8674,
     "de_jax/demo": 579,
-    "de_jax/doc2query": 503,
+    "de_jax/doc2query": 502,
     "de_jax/evaluation": 1506,
-    "de_jax/files": 1158,
-    "de_jax/interop": 4448,
-    "de_jax/losses": 1778,
-    "de_jax/mining": 1149,
-    "de_jax/models": 3764,
-    "de_jax/reports": 729,
+    "de_jax/files": 1152,
+    "de_jax/interop": 4441,
+    "de_jax/losses": 1773,
+    "de_jax/mining": 1148,
+    "de_jax/models": 3751,
+    "de_jax/reports": 728,
     "de_jax/retrieval": 2758,
-    "de_jax/training": 5087,
+    "de_jax/training": 4930,
     "tasks": 695,
     "tools": 2554,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5685
+AT_THE_ROOT = 5657
 
 
 def lines(paths):

@@ -272,11 +272,7 @@ def in_order(names: Iterable[str]) -> list[list[str]]:
 
 
 def here(path: Path, *, everything: bool = False) -> dict[str, tuple[int, int]]:
-    """The files here that belong in the bucket, with size and time.
-
-    Args:
-        everything: also folders of other owners, parts and the embeddings of a run, which an owner does not upload.
-    """
+    """The files here that belong in the bucket, with size and time, with `everything` also files that no owner uploads."""
     found: dict[str, tuple[int, int]] = {}
     for parent, inner, names in os.walk(path):
         below = Path(parent)

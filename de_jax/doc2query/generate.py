@@ -128,8 +128,7 @@ def _join(folder: Path) -> None:
 class QueryWriter:
     """A generator, compiled for the devices of this process: documents of a store to their queries.
 
-    Attributes:
-        num_few: documents so far that have fewer than `min_distinct` different queries, after up to `ROUNDS` new draws.
+    `num_few` counts the documents so far with fewer than `min_distinct` different queries, after up to `ROUNDS` new draws.
     """
 
     def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int, min_distinct: int = 0) -> None:

@@ -113,9 +113,7 @@ class Kind:
     def require_same(self, folder: Path, there: Any, here: Mapping[str, Any]) -> None:
         """Whether a folder may be continued: `InputError` names the first thing that it was begun with and that differs here.
 
-        Args:
-            there: JSON that the folder holds; what `here` does not name may be anything.
-            here: what its like would be written with now.
+        `there` is JSON that the folder holds, in which anything may be that `here` does not name.
         """
         if found := _difference(*(json.loads(json.dumps(one, sort_keys=True)) for one in (there, here))):
             path, before, now = found

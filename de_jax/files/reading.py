@@ -121,11 +121,7 @@ def read_records(path: str | Path, check: Check) -> Iterator[tuple[int, Any]]:
 
 
 def parse_json(text: str, *, allow_nan: bool = False) -> Any:
-    """The JSON value in a line, as strict as `read_json`.
-
-    Raises:
-        ValueError: not such JSON; the rest of a sentence that the caller begins with file and line.
-    """
+    """The JSON value in a line, as strict as `read_json`. ValueError: the rest of a sentence that begins with file and line."""
     try:
         return _decode(text, _WITH_NAN if allow_nan else _STRICT)
     except json.JSONDecodeError as error:

@@ -96,9 +96,8 @@ def contrasts(
 ) -> list[Contrast]:
     """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
-    Args:
-        sides: each with at least one set of candidates that the batch has; they add up.
-        block_size: how many candidates are scored at a time; None scores all of a set at once.
+    A side has at least one set of candidates that the batch has, and its sets add up. `block_size` candidates are scored at a time;
+    None scores all of a set at once.
     """
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
@@ -197,11 +196,7 @@ def temperature_metric(e: Embeddings) -> Metrics:
 
 
 def scale_of(e: Embeddings, temperature: float | None) -> Float[Array, ""]:
-    """1 / tau: the given temperature's, or the model's learned one where `temperature` is None.
-
-    Raises:
-        InputError: the temperature is both given and learned, or neither.
-    """
+    """1 / tau: the given temperature's, or the model's learned one where `temperature` is None. InputError: both, or neither."""
     if temperature is None:
         if e.scale is None:
             raise InputError("temperature=None asks for a learned temperature, but the model has none; give a number.")

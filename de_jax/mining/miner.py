@@ -105,9 +105,8 @@ def embed(
 ) -> Embedded:
     """Encodes all documents and the queries that are trained on, with a bar.
 
-    Args:
-        keep_as: the name of the documents' embeddings in the run's folder, see `corpus_embeddings`. After a kill, the same
-            call continues with them. None keeps the embeddings only in memory.
+    The documents' embeddings are kept in the run's folder under the name `keep_as`, see `corpus_embeddings`, so that the same call
+    continues after a kill. None keeps them only in memory.
     """
     clock = _Clock()
     if keep_as:

@@ -102,10 +102,8 @@ def attend(
     Args:
         query: in the precision of the products; the softmax is in float32.
         key, value: as `query`, of as many heads or of fewer, each for an equal group of the query's.
-        bias: added to the scores.
         segments: which text of its row a token belongs to; tokens of other segments are not seen. Texts are contiguous.
         window: which keys a query sees of its own segment; None for all.
-        scale: factor of the scores.
         cap: scores are cap * tanh(score / cap) before the bias; None leaves them.
         drop: dropout of the weights [b, H, L, L].
         attention: "fused" for the platform's fused kernel, "plain" for none, "auto" for the kernel if it takes these arrays.

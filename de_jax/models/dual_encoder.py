@@ -132,8 +132,6 @@ class DualEncoder:
         loss that scores other rows' queries too uses the same passage, whose score is at most their own maximum.
 
         Args:
-            params: the model's.
-            batch: token ids.
             rng: turns dropout on.
             wrap: applied to both encode functions, `training.step.as_trained.chunked` for example; they take
                 (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D], each field of the batch alone.
@@ -211,11 +209,7 @@ class DualEncoder:
         return dataclasses.replace(self, query=changed(self.query), doc=changed(self.doc))
 
     def check_length(self, tower: str, max_length: int) -> None:
-        """Refuses texts that are longer than one tower ("query" or "doc") has positions for.
-
-        Raises:
-            InputError: names the setting and the longest length.
-        """
+        """Refuses texts that are longer than one tower ("query" or "doc") has positions for."""
         longest = {"query": self.query, "doc": self.doc}[tower].encoder.max_length
         if longest is not None and max_length > longest:
             raise InputError(
@@ -224,11 +218,7 @@ class DualEncoder:
             )
 
     def check_tokenizer(self, tower: str, tokenizer: Any) -> None:
-        """Refuses what one tower ("query" or "doc") has no vectors for, or a prompt of another length than it does not pool.
-
-        Raises:
-            InputError: both numbers, and the setting.
-        """
+        """Refuses what one tower ("query" or "doc") has no vectors for, or a prompt of another length than it does not pool."""
         config, vocab_size = {"query": self.query, "doc": self.doc}[tower], tokenizer.vocab_size
         if vocab_size > config.encoder.vocab_size:
             raise InputError(

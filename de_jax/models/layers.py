@@ -99,7 +99,6 @@ def product(subscripts: str, a: Float[Array, ...], b: Float[Array, ...], dtype: 
 
     Args:
         subscripts: as in "ble,ef->blf"; an index of one operand is in the other or in the result.
-        a: determines the precision of the product.
         b: parameters come in float32, and their gradient is not rounded. Not a transposed array: to transpose its gradient, XLA
             would turn the operands round (see `_einsum`).
         dtype: of the result.

@@ -264,9 +264,8 @@ def one_panel(
 def new_figure(out_png: str | Path, *, figsize: tuple[float, float], title: str = "") -> Iterator[Any]:
     """A figure in our style, saved when the block ends; needs neither a display nor pyplot's global state.
 
-    Args:
-        out_png: appears by rename, with 256 colours: a third of the bytes.
-        figsize: width, `NARROW` or at most `WIDE`, and height, in inches.
+    `out_png` appears by rename, with 256 colours: a third of the bytes. Of `figsize`, in inches, the width is `NARROW` or at most
+    `WIDE`.
     """
     require()
     import matplotlib

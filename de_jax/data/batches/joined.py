@@ -27,14 +27,7 @@ class JoinedStore:
     """
 
     def __init__(self, stores: Mapping[str, tuple[TokenStore, int]]) -> None:
-        """Copies no text.
-
-        Args:
-            stores: of each source, by name, with the tokens of a text.
-
-        Raises:
-            InputError: more texts than int32 has numbers.
-        """
+        """Takes the stores of the sources by name, with the tokens of a text, and copies none; refuses more than int32 numbers."""
         own: dict[str, tuple[str, TokenStore, int]] = {}  # by content
         for name, (store, max_length) in stores.items():
             own.setdefault(store.content_hash, (name, store, max_length))

@@ -197,11 +197,7 @@ class PairBatches:
         self._layouts: dict[str, layout.Layout] = {}
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-        """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
-
-        Args:
-            steps: the run's step of each batch, which decides the negatives that are in force; by default the batch's number.
-        """
+        """The batches from number `start` on, each decided by its number, and its negatives by `steps`, by default the same."""
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
         if self._plan is None:

@@ -170,8 +170,7 @@ def ranked_texts(
 ) -> RankedQueries:
     """The ranking of training pairs; kept beside the expansion.
 
-    Args:
-        read: gives the ids (query, document) of the pairs, each pair's query, and by its number the queries of its document.
+    `read` gives the ids (query, document) of the pairs, each pair's query, and by its number the queries of its document.
     """
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")

@@ -93,8 +93,7 @@ def open_expansion(
 ) -> CurriculumTexts:
     """The documents of a corpus with the queries that a curriculum chooses, which are tokenized on first use.
 
-    Args:
-        has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
+    With `has_neg_docs`, hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
     """
     assert pairs.own_queries is not None
     docs, golds, measure = pairs.doc_store, pairs.own_queries(), MEASURES[options.relevance]

@@ -85,11 +85,7 @@ class _Expanded(abc.ABC):
 
 
 class ExpandedTexts(_Expanded):
-    """Documents with up to S queries each.
-
-    Attributes:
-        doc_rows: int64 [m] the document of each text.
-    """
+    """Documents with up to S queries each; `doc_rows`, int64 [m], has the document of each text."""
 
     def __init__(
         self,
@@ -138,11 +134,8 @@ class _Lengths:
 class TextsWithOneQuery(_Expanded):
     """Every document without a query and with each of its own, for training: as many texts as documents and queries together.
 
-    The text of document d with its query of index i is the row `bare[d] + 1 + i`, and `bare[d]` where i is `curriculum.NONE`.
-    Which text a row is follows from its number, so that memory does not grow with the queries.
-
-    Attributes:
-        bare: int64 [n] the row of each document without a query.
+    The text of document d with its query of index i is the row `bare[d] + 1 + i`, and `bare[d]`, int64 [n], where i is
+    `curriculum.NONE`. Which text a row is follows from its number, so that memory does not grow with the queries.
     """
 
     def __init__(self, docs: TokenStore, queries: GeneratedQueries, *, max_query_length: int = 32) -> None:

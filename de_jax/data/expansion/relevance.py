@@ -63,8 +63,7 @@ def token_overlap(pair: int, gold: str, queries: Sequence[str]) -> Float32[np.nd
 class ScoreFile:
     """Scores of a cross-encoder, or any others: lines of {"query_id", "doc_id", "scores": [...]}, .jsonl or .jsonl.gz.
 
-    Args:
-        path: one line for each pair, a score for each of its document's generated queries in the order of the expansion.
+    There is one line for each pair, with a score for each of its document's generated queries in the order of the expansion.
     """
 
     def __init__(self, path: str | Path, pairs: Sequence[tuple[str, str]]) -> None:

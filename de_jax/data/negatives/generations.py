@@ -169,8 +169,7 @@ def read(generation: Generation) -> MinedPairs:
 def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
     """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`; none that is relevant in a pair.
 
-    Returns:
-        "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].
+    They are "neg_docs" and "neg_queries", int32 [P, longest list].
     """
     for name, expected in texts.hashes.items():
         if generation.manifest.get(name) != expected:

@@ -69,12 +69,7 @@ class MinedNegatives:
         num_drawn: Mapping[str, int],
         is_first: bool = True,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            switches_file: of the run; None keeps them in memory.
-            is_first: whether this process, of all that train, writes the file; the others wait for it.
-        """
+        """Reads nothing yet. Without `switches_file`, switches are in memory; of several processes, `is_first` writes it."""
         self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file) if switches_file else None
         self.texts, self._is_first = texts, is_first
         self.num_drawn = {name: number for name, number in num_drawn.items() if number}

@@ -50,15 +50,9 @@ def _kept(path: str, state: tuple[tuple[Path, int, int], ...]) -> Path:
 
 
 def write_beir(out_dir: Path, tables: Tables, read: list[Reading] | None = None, *, only_split: str = "") -> dict[str, int]:
-    """Writes a data set in the BEIR layout, with the splits train and, if asked for, dev.
+    """Writes a data set in the BEIR layout, with the splits train and, if asked for, dev, or with `only_split`; gives its counts.
 
-    Hard negatives are its last documents; scores are left out.
-
-    Args:
-        only_split: the name of the only split, instead; then the table may lack queries.
-
-    Returns:
-        How many "queries", "docs", "train_pairs" and "dev_pairs" there are.
+    Hard negatives are its last documents, and scores are left out. With `only_split`, the table may lack queries.
     """
     read = [] if read is None else read
     with folders.atomic_dir(out_dir, beir.BEIR_KIND) as folder, ExitStack() as stack:

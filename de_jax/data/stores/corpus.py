@@ -285,10 +285,6 @@ def first_places(hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
 
 
 def first_rows(*stores: tuple[Store, int]) -> Int32[np.ndarray, " n_and_1"]:
-    """The first row that has the tokens of each row of stores, one after another; at the end `PADDING_ID`, its own place.
-
-    Args:
-        stores: each with the `max_length` of `text_hashes`.
-    """
+    """The first row with the tokens of each row of stores and lengths, one after another; then `PADDING_ID`, its own place."""
     hashes = np.concatenate([text_hashes(store, max_length) for store, max_length in stores])
     return np.append(first_places(hashes), PADDING_ID).astype(np.int32)

@@ -140,9 +140,8 @@ def dev_split(dataset_dir: str | Path) -> str | None:
 def read_qrels(path: str | Path) -> Qrels:
     """Relevance judgements, in file order.
 
-    Args:
-        path: BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four
-            (query, unused, document, relevance; blank-separated).
+    They have BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four (query, unused,
+    document, relevance; blank-separated).
     """
     path, has_header = Path(path), False
     qrels: Qrels = {}
@@ -204,8 +203,7 @@ def write(
 ) -> None:
     """Writes a data set in the BEIR layout; equal rows give equal bytes.
 
-    Args:
-        dataset_dir: gets `corpus.jsonl.gz`, `queries.jsonl` and `qrels/<split>.tsv`, each by rename, the judgements last.
+    `corpus.jsonl.gz`, `queries.jsonl` and `qrels/<split>.tsv` appear by rename, the judgements last.
     """
     dataset_dir = Path(dataset_dir)
     with outputs.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, deterministic_gzip(temporary) as file:

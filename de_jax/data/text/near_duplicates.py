@@ -78,8 +78,7 @@ class Resemblances:
     bound the number of shared sequences. Only pairs that may exceed the limit are compared by their sequences.
 
     Args:
-        tokens: int32 [total] of all texts, end to end.
-        offsets: int64 [n + 1]; text i is tokens[offsets[i]:offsets[i + 1]].
+        tokens, offsets: as of `corpus.TokenStore`.
         max_resemblance: 0 to 1, the limit of the Jaccard similarity of two texts' sequences.
     """
 

@@ -23,11 +23,7 @@ def split(line: str) -> list[str]:
 
 
 def parse_grade(text: str) -> int:
-    """A relevance grade.
-
-    Raises:
-        ValueError: not an integer, or out of range; the rest of a sentence that the caller begins with file and line.
-    """
+    """A relevance grade. ValueError: the rest of a sentence that the caller begins with file and line."""
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"the relevance {text[:_SHOWN]!r} is not an integer")
     if len(text) > _SHOWN or abs(int(text)) > MAX_GRADE:

@@ -43,8 +43,7 @@ class Keys(NamedTuple):
 def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: str | None = None) -> tuple[str, ...]:
     """Checks that nothing in a file is skipped in silence; returns sentences about what transformers skips as well.
 
-    Args:
-        model_type: of a config.json; a setting that is unknown here is left out if transformers ignores it for this type.
+    A setting of a config.json that is unknown here is left out if transformers ignores it for the `model_type`.
     """
     known = re.compile("|".join([*keys.read.split(), *keys.harmless.split()]))
     ignored = []

@@ -58,7 +58,6 @@ class StopWhenAligned:
     """A hook that measures how far a query tower is, and ends the run when it is aligned.
 
     Args:
-        alignment: the measure and its threshold.
         value_of: the measure of these parameters.
         dim: of the space that the embeddings lie in, as of `kl_divergence`.
         begun: the value of `progress` when the continued run was saved.

@@ -20,15 +20,11 @@ class EvaluateOnDev:
 
     Args:
         evaluate: gives the scores, for example {"ndcg@10": ..., "mrr@10": ...}.
-        every_steps: updates between two evaluations.
-        num_steps: updates of the run.
         best: the folder of the best checkpoint; it holds the scores too.
         metric: which score decides; a "loss" is better when it is lower, every other score when it is higher.
         patience: evaluations in a row without a better score after which the run is over; None for no end.
-        begun: the value of `progress` when the continued run was saved.
         start_step: updates of the run before. Checkpoints of later ones are of an attempt that was killed, which this one repeats.
-        sinks: who gets the scores, as "dev/<name>".
-        paused: surrounds each evaluation, see `LogMetrics.paused`.
+        begun, sinks, paused: as of `StopWhenAligned`; sinks get the scores as "dev/<name>".
     """
 
     def __init__(

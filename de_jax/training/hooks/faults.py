@@ -26,11 +26,7 @@ ADVICE = {
 
 
 class NonFiniteError(InputError):
-    """An update gave something that is not a finite number; such a state is never saved.
-
-    Attributes:
-        step: the first such update, counted from 1; its batch is the first of `batches(step - 1)`.
-    """
+    """The update `step`, counted from 1, gave something that is not a finite number; such a state is never saved."""
 
     def __init__(self, what: str, step: int) -> None:
         super().__init__(f"{what} step {step} is not a finite number")

@@ -42,16 +42,10 @@ def is_asked_for(*, automatic: bool, **given: Any) -> bool:
 def join(
     *, coordinator_address: str | None, num_processes: int | None, process_id: int | None, lost_after_seconds: int = 60
 ) -> None:
-    """Waits until all processes are there; before anything else of JAX.
+    """Waits until all processes are there; before anything else of JAX. InputError: some are missing, or a value is.
 
-    Args:
-        coordinator_address: host:port of process 0, reachable from all.
-        num_processes: how many there are.
-        process_id: which of them this is, from 0 on.
-        lost_after_seconds: without a sign of life for so long a process counts as lost, and JAX aborts the others.
-
-    Raises:
-        InputError: a value is missing and no cluster provides it, or the other processes are missing.
+    Process 0 listens at `coordinator_address`, host:port. The cluster gives values that are None. A process without a sign of
+    life for `lost_after_seconds` counts as lost, and JAX aborts the others.
     """
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=lost_after_seconds)

@@ -57,12 +57,7 @@ _Program = dict[str, dict[str, _Instruction]]
 
 
 def read_costs(text: str, num_devices: int) -> Costs:
-    """Counts over a compiled program.
-
-    Args:
-        text: `jax.stages.Compiled.as_text()`.
-        num_devices: that the program runs on; the size of a group where the text names none.
-    """
+    """Counts over a compiled program's `as_text()`; `num_devices` is the size of a group where the text names none."""
     program = _parse(text)
     times, num_unknown_loops = _executions(program)
     flops = 0

@@ -142,16 +142,10 @@ def num_row_shares(mesh: Mesh) -> int:
 
 
 def host_share(mesh: Mesh, process_index: int | None = None) -> tuple[int, int]:
-    """(index, number) of the share of every batch's rows that a process reads.
+    """(index, number) of the share of every batch's rows that a process reads, by default this one.
 
-    Processes whose devices hold the same rows, because `tensor` reaches over several hosts, have the same index.
-
-    Args:
-        mesh: as `make_mesh` gives it.
-        process_index: by default this process.
-
-    Raises:
-        InputError: the rows do not fall to the processes in equal, separate shares.
+    Processes whose devices hold the same rows, because `tensor` reaches over several hosts, have the same index. Rows that do not
+    fall to the processes in equal, separate shares are refused.
     """
     process_index = jax.process_index() if process_index is None else process_index
     by_rows_ = mesh.devices.reshape(num_row_shares(mesh), -1)
@@ -193,12 +187,7 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def place(batch: B, mesh: Mesh) -> B:
-    """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting.
-
-    Args:
-        batch: a named tuple of arrays, such as `Batch`.
-        mesh: the devices.
-    """
+    """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting."""
     sharding = by_rows(mesh)
 
     def place_texts(texts: Any) -> Any:
@@ -236,17 +225,10 @@ def describe(array: Any) -> str:
 
 
 def state_shardings(state: TrainState, mesh: Mesh, user_rules: Rules | None = None) -> TrainState:
-    """The sharding of every array of a state, in the same tree.
+    """The sharding of every array of a state, or of their shapes, in the same tree.
 
-    A dimension that its axes do not divide is not split where the rule is a default one, and refused where it is the user's.
-
-    Args:
-        state: arrays or their shapes.
-        mesh: as `make_mesh` gives it.
-        user_rules: as above.
-
-    Raises:
-        InputError: a user's rule matches nothing, or cannot be followed; names the parameter.
+    A dimension that its axes do not divide is not split where the rule is a default one, and refused where it is the user's, as is
+    a user's rule that matches nothing.
     """
     user_rules = dict(user_rules or {})
     paths.check_patterns("sharding", list(user_rules), state.all_params)

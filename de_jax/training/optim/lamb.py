@@ -29,12 +29,8 @@ def lamb(
     """LAMB (You et al. 2020).
 
     Args:
-        schedule: learning rate per update.
-        params: the tree that it will update, to check `decayed` against.
-        b1, b2: memories of the first and second moment.
-        eps: added to the root of the second moment.
         weight_decay: per update, before the step is scaled to the parameter's norm.
-        decayed: patterns of the parameters that decay.
+        schedule, params, b1, b2, eps, decayed: as of `adamw`.
     """
     mask = decay_mask(weight_decay, decayed, params)
     return optax.lamb(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

@@ -105,7 +105,7 @@ def adafactor(
         multiply_by_parameter_scale: whether a step is relative to its parameter's root mean square. Steps of a scalar, such as a
             learned temperature, never are: it may be 0.
         weight_decay: per update, times the learning rate.
-        decayed: patterns of the parameters that decay.
+        decayed: patterns of the parameters that decay; norms and biases do not by default.
     """
     core = optax.chain(  # as optax.adafactor has them
         optax.scale_by_factored_rms(
@@ -135,12 +135,9 @@ def adamw(
     """AdamW (Loshchilov and Hutter 2019).
 
     Args:
-        schedule: learning rate per update.
-        params: the tree that it will update, to check `decayed` against.
         b1, b2: memories of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: per update, times the learning rate.
-        decayed: patterns of the parameters that decay; norms and biases do not by default.
+        schedule, params, weight_decay, decayed: as of `adafactor`.
     """
     mask = decay_mask(weight_decay, decayed, params)
     return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
@@ -160,8 +157,6 @@ def make_optimizer(
     """Clipping, then `optimizer`, then learning-rate factors, on all parameters that are not frozen.
 
     Args:
-        optimizer: `adafactor`, `adamw` or another function of the same type.
-        schedule: learning rate per update.
         params: the tree to update; arrays or their shapes.
         clip_norm: largest global norm of the trained parameters' gradients; None for no limit.
         learning_rate_factors: factor by pattern; if several match a path the last one counts.

@@ -58,14 +58,7 @@ def matches(patterns: Sequence[str], path: str) -> bool:
 
 
 def check_patterns(purpose: str, patterns: Sequence[str], params: Params) -> None:
-    """Refuses a pattern that is no regular expression or that matches no parameter.
-
-    Args:
-        purpose: the pattern's purpose in the message ("freeze").
-
-    Raises:
-        InputError: names the pattern and the towers there are.
-    """
+    """Refuses a pattern that is no regular expression or matches no parameter; `purpose` is that of the pattern ("freeze")."""
     paths = all_paths(params)
     for pattern in patterns:
         try:

@@ -79,10 +79,7 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, beside: dict[str, Any] | None = None) -> None:
         """Starts writing `state`; returns once the arrays are copied from the devices. A step that exists is left alone.
 
-        Args:
-            step: updates done.
-            state: all of it is written but its `base`, see `write_base`.
-            beside: JSON values, which `beside(step)` returns again.
+        The state's `base` is not written, see `write_base`; `beside` are JSON values, which `beside(step)` returns again.
 
         Raises:
             NonFiniteError: a parameter or a part of the optimizer's state is not a finite number.
@@ -128,13 +125,7 @@ class Checkpoints:
         """The state of a step without its `base`, each array placed as its counterpart in `like`.
 
         If other parameters were frozen then, a warning counts them, and the optimizer's arrays of newly trained ones stay shapes.
-
-        Args:
-            step: one of `steps()`.
-            like: arrays, or shapes with shardings.
-
-        Raises:
-            InputError: the checkpoint is of another model or optimizer, or damaged.
+        InputError: the checkpoint is of another model or optimizer, or damaged.
         """
         restored = self._restore(step, _abstract({"params": like.params, "training": _training_part(like)}))
         return TrainState(params=restored["params"], **restored["training"])
@@ -238,11 +229,7 @@ def write_base(run_dir: Path, base: Params) -> None:
 
 
 def read_base(run_dir: Path, like: Params) -> Params:
-    """The base, each array placed as its counterpart in `like`.
-
-    Raises:
-        InputError: it is of another model, or damaged.
-    """
+    """The base, each array placed as its counterpart in `like`. InputError: it is of another model, or damaged."""
     with contextlib.closing(Checkpoints(run_dir / BASE_DIR)) as folder:
         return folder.restore_params(0, like)
 
@@ -257,17 +244,10 @@ def end_of(folder: Path, step: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class SaveCheckpoints:
-    """A hook that saves every `every_steps` updates and after the last one, and when the run is asked to stop.
+    """A hook that saves every `every_steps` updates, after the last, and where `asked_to_stop` gives a reason to end the run.
 
-    Args:
-        checkpoints: where to.
-        every_steps: updates between checkpoints.
-        num_steps: updates of the run.
-        beside: called before each save for the values to save beside the state.
-        asked_to_stop: the reason to save and stop after this update, or None.
-
-    Raises:
-        InputError: a checkpoint could not be written; at the latest one update after that is known.
+    Before each save `beside` is called for the values to save beside the state. InputError: a checkpoint could not be written; at
+    the latest one update after that is known.
     """
 
     checkpoints: Checkpoints

@@ -44,25 +44,15 @@ def train_language_model(
 ) -> tuple[TrainState, Stop | None]:
     """Trains to the last step, from the newest checkpoint of the folder if there is one.
 
-    The caller holds the folder (`run_folder.only_trainer`) and has described it.
+    The caller holds the folder (`run_folder.only_trainer`) and has described it. Arguments and errors are those of `loop.Training`
+    and `loop.session`, beside these.
 
     Args:
-        run_dir: gets checkpoints and logs.
-        model: the model to train.
-        batches: this process's rows.
-        batch_size: rows of a global batch.
-        optimization: optimizer, schedule and number of updates.
-        logging: without `dev_loss`, `evaluate_every_steps` and `early_stopping_patience` have no effect; `collapse_alarm` has none.
-        mesh: the devices.
-        explanation: how faults name rows and settings.
         seed: of fresh parameters and of dropout.
-        start_from: see `loop.Training`.
+        logging: without `dev_loss`, `evaluate_every_steps` and `early_stopping_patience` have no effect; `collapse_alarm` has none.
         begin: called once the run's state is there, before the first update.
         dev_loss: the loss on held-out texts; the checkpoint with the lowest one is kept in `best/`, and the end is at
             `early_stopping_patience` or the last update.
-
-    Raises:
-        InputError: as `loop.session`.
     """
     init = lambda: init_state(model, optimization.tx, jax.random.key(seed))  # noqa: E731
     abstract = jax.eval_shape(init)

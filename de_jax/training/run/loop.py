@@ -154,11 +154,7 @@ class Session:
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
-        """Trains to the last update, or until a hook stops it; see `fit.fit`.
-
-        Raises:
-            KeyboardInterrupt: at Ctrl-C, after the state was saved.
-        """
+        """Trains to the last update, or until a hook stops it, see `fit.fit`; Ctrl-C saves and raises KeyboardInterrupt."""
         batches, mesh = self.training.batches, self.training.mesh
         if distributed.is_first():
             keep_environment(self.run_dir, self.start_step, self.beside.get("environment"))
@@ -281,11 +277,7 @@ def environment() -> dict[str, Any]:
 
 
 def environments(run_dir: Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The environments of a run up to a step, each with the step `from_step` that it began at; none for runs of before 0.2.
-
-    Raises:
-        InputError: `environment.json` is damaged.
-    """
+    """The environments of a run up to a step, each with the step `from_step` that it began at; none for runs of before 0.2."""
     path = run_dir / ENVIRONMENT_FILE
     found: list[dict[str, Any]] = reading.read_json(path, _RECORDS) if path.is_file() else []
     return [one for one in found if step is None or one["from_step"] <= step]

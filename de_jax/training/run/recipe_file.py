@@ -63,21 +63,13 @@ def load(path: str | Path, *, allow_imports: bool = False, **given: Any) -> Any:
 
 
 def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
-    """The recipe of a run, as `recipe_file.to_json` gives it; None for a folder without one, such as an imported model.
-
-    Raises:
-        InputError: recipe.json is damaged.
-    """
+    """The recipe of a run, as `recipe_file.to_json` gives it; None for a folder without one, such as an imported model."""
     path = Path(run_dir) / RECIPE_FILE
     return reading.read_json(path, map_of(Any)) if path.is_file() else None
 
 
 def origins(run_dir: str | Path) -> list[str]:
-    """The models that a run's first parameters are from, runs in between passed through; none for random parameters.
-
-    Raises:
-        InputError: a description that is damaged.
-    """
+    """The models that a run's first parameters are from, runs in between passed through; none for random parameters."""
     run_dir = addresses.path_of(str(run_dir)) if addresses.is_bucket(run_dir) else Path(run_dir)
     if not RUN.is_in(run_dir):
         return [addresses.address_of(run_dir) or str(run_dir)]
@@ -176,11 +168,7 @@ def ended(recipe: Any, fingerprints: Mapping[str, str], run_dir: Path, step: int
 
 
 def check_continues(recipe: Any, run_dir: Path) -> None:
-    """Refuses to continue a run with another optimizer, whose state is another.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Refuses to continue a run with another optimizer, whose state is another."""
     of_state = ("optimization.optimizer.function", "optimization.alternate")
     if not complete_steps(run_dir / CHECKPOINTS_DIR):
         return

@@ -129,11 +129,7 @@ def _appears(path: Path) -> bool:
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side, adapters: Lora | None = None) -> None:
-    """As `describe`, for the run of a dual encoder.
-
-    Raises:
-        InputError: the folder holds a run of another model, vocabulary or length.
-    """
+    """As `describe`, for the run of a dual encoder."""
     run_dir = Path(run_dir)
     description = {
         "model": model.to_json(),
@@ -208,15 +204,8 @@ def write_run(
 ) -> None:
     """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `Initialization.init_from`.
 
-    Args:
-        run_dir: absent or empty; it appears once it is complete.
-        params: the model's.
-        model, query, doc: as of `describe_run`.
-        origin: the folders or names of the hub that the parameters are from.
-        unused: as of `Run`.
-
-    Raises:
-        InputError: the folder exists already.
+    The folder appears once it is complete; InputError: it exists already. `origin` are the folders or names of the hub that the
+    parameters are from, the other arguments as of `describe_run` and `Run`.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
@@ -278,11 +267,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
-    """The newest parameters of a run, each placed as its counterpart in `like`; for a model of the same shape.
-
-    Raises:
-        InputError: no run there, or one of another model; names the first parameter that differs.
-    """
+    """The newest parameters of a run, each placed as its counterpart in `like`; InputError where one has another shape."""
     description, _ = described(RUN, Path(run_dir), DualEncoder.from_json)
     return _restored(Path(run_dir), None, like, description)[1]
 
@@ -385,11 +370,7 @@ def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
 
 
 def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
-    """The tokenizer of a run with this fingerprint.
-
-    Raises:
-        InputError: it is absent, or other files stand there than were written.
-    """
+    """The tokenizer of a run with this fingerprint. InputError: it is absent, or other files stand there than were written."""
     folder = tokenizer_dir(run_dir, fingerprint)
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != fingerprint:

@@ -223,11 +223,7 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file. Skips a damaged line with a warning, and a truncated last line silently.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """The lines of a metrics file. Skips a damaged line with a warning, and a truncated last line silently."""
     *whole, last = read_bytes(path).removeprefix(BOM).split(b"\n")
     lines = []
     for number, raw in enumerate([*whole, last], start=1):

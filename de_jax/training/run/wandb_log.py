@@ -27,14 +27,7 @@ _ID = Record({"id": some_text})
 
 
 def check(project: str) -> None:
-    """Refuses a run that W&B would refuse after it was compiled; contacts W&B only to check the login.
-
-    Args:
-        project: "project" or "entity/project".
-
-    Raises:
-        InputError: not such a name, no package `wandb`, or no login while W&B is online.
-    """
+    """Refuses a run that W&B would refuse after it was compiled, by its project or login; asks W&B about the login alone."""
     if not re.fullmatch(r"(?:[^/\\#?%:]+/)?[^/\\#?%:]+", project):
         raise InputError(f"Logging.wandb is {project!r}; it must be a project of W&B, such as 'retrieval' or 'my-team/retrieval'.")
     wandb = _package()

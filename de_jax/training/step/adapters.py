@@ -76,14 +76,7 @@ class Lora:
         return self.alpha / self.rank
 
     def kernels(self, params: Params) -> dict[str, Any]:
-        """The kernels that get an adapter, by path, in order.
-
-        Args:
-            params: of a model without adapters; arrays or their shapes.
-
-        Raises:
-            InputError: a pattern that matches nothing or something else, or a rank that is larger than a kernel.
-        """
+        """The kernels that get an adapter, of a model without any, by path; refuses patterns and ranks that do not fit."""
         leaves = paths.by_path(params)
         try:
             found = {path: leaf for path, leaf in leaves.items() if re.fullmatch(self.pattern, path)}
@@ -174,14 +167,7 @@ class AdaptedModel:
             return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
     def check(self, params: Params) -> None:
-        """Refuses adapters that would change no embedding, as those of an encoder that multiplies without `layers.Linear`.
-
-        Args:
-            params: all of them; arrays or their shapes.
-
-        Raises:
-            InputError: names one of them.
-        """
+        """Refuses adapters that would change no embedding, as those of an encoder that multiplies without `layers.Linear`."""
         tokens = jnp.ones((1, 2), jnp.int32)
 
         def embeddings(params: Params) -> Any:

@@ -97,14 +97,8 @@ class NegativeCache:
     def draw(self, cache: CachedDocs, batch: Batch, e: Embeddings, temperature: float | None, key: Array) -> Drawn:
         """Negatives of each query by the scores of the cached embeddings; see `sample`.
 
-        Args:
-            cache: the documents.
-            batch, e: the queries, before and after their tower.
-            temperature: the loss's; None is the one the model learns.
-            key: of this step.
-
-        Raises:
-            InputError: the batch has mined negatives already, or documents of several passages.
+        `batch` and `e` are the queries before and after their tower; a `temperature` of None is the one the model learns.
+        InputError: the batch has mined negatives already, or documents of several passages.
         """
         if batch.neg_docs is not None:
             raise InputError("HardNegatives.negative_cache and negatives_dir both give documents as negatives; set one of them.")

@@ -87,11 +87,8 @@ def update_step(
 ) -> TrainStep:
     """A function from (state, global batch) to (next state, metrics), for the loss of any model.
 
-    Randomness is a function of the step: a resumed run repeats it.
-
-    Args:
-        loss_of: (parameters, batch, key) to the loss and its parts.
-        tx, group_norms: as of `make_train_step`.
+    Randomness is a function of the step: a resumed run repeats it. `loss_of` maps (parameters, batch, key) to the loss and its
+    parts, and `tx` and `group_norms` are as of `make_train_step`.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
