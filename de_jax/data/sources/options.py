@@ -7,7 +7,7 @@ from typing import Any
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, bound, check_fields, name_of
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, ShareBelowOne, bound, check_fields, name_of
 from de_jax.types import FieldName
 
 TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
@@ -44,6 +44,8 @@ class PairsOptions:
             batch, mined or from a cache. Streams, which do not know all pairs, mask the pairs of equal queries or documents alone.
         pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
+        drop_query: the share of the pairs whose query is taken out of its document where it stands there word for word (the inverse
+            cloze task: Lee et al. 2019, arXiv 1906.00300, with 0.9); not with passages or a curriculum.
         negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
             "{source}" for the name of a source of a mixture. "" uses only the negatives of the source itself, if it has any.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
@@ -88,6 +90,7 @@ class PairsOptions:
     mask_positives: bool = True
     pack: bool = True
     length_multiple: PositiveInt = 32
+    drop_query: ShareBelowOne = 0.0
     negatives_dir: LocalPath = ""
     num_neg_docs: NonNegativeInt = 1
     num_neg_queries: NonNegativeInt = 0

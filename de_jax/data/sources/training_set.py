@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -336,6 +337,11 @@ def _tell_cut(pairs: TrainingPairs, options: PairsOptions) -> None:
 def _doc_texts(pairs: TrainingPairs, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
     """The texts that are encoded in place of documents' beginnings: passages, or documents with a generated query; else None."""
     passages = pairs.passages
+    if options.drop_query:
+        if passages or options.curriculum:
+            other = "max_passages is over 1" if passages else "there is a curriculum"
+            raise InputError(f"drop_query is {options.drop_query:g}, but {other}; set drop_query to 0.")
+        return _without_queries(pairs, options)
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     curriculum_texts.check(options, has_neg_docs=has_neg_docs)
@@ -344,6 +350,28 @@ def _doc_texts(pairs: TrainingPairs, options: PairsOptions, *, has_neg_docs: boo
     )
     expanded.check_room(options.max_doc_length)
     return DocTexts(expanded.store, expanded.rows_of)
+
+
+def _without_queries(pairs: TrainingPairs, options: PairsOptions) -> DocTexts:
+    """The documents, and after them copies without their pair's query, where `drop_query` takes it out."""
+    rows, texts = np.array(pairs.pairs[:, 1]), [pairs.doc_store.tokens]
+    drawn = np.flatnonzero(np.random.default_rng(options.seed or 0).random(len(rows)) < options.drop_query)
+    queries = pairs.query_store.tokens_of(pairs.pairs[drawn, 0])
+    if pairs.query_tokenizer.fingerprint != pairs.doc_tokenizer.fingerprint:
+        queries = pairs.doc_tokenizer.encode(pairs.query_tokenizer.decode(queries))
+    for number, query, doc in zip(drawn.tolist(), queries, pairs.doc_store.tokens_of(rows[drawn]), strict=True):
+        for words in (query, query[1:]) if len(query) > 3 else (query,):  # within a text, the first token may be another one
+            at = doc.tobytes().find(np.asarray(words, np.int32).tobytes())
+            if at >= 0 and at % 4 == 0 and 0 < len(words) < len(doc):
+                rows[number] = pairs.doc_store.num_texts + len(texts) - 1
+                texts.append(np.concatenate([doc[: at // 4], doc[at // 4 + len(words) :]])[: options.max_doc_length])
+                break
+    store = copy.copy(pairs.doc_store)
+    store.offsets = np.concatenate(
+        [store.offsets, store.offsets[-1] + np.cumsum([len(text) for text in texts[1:]], dtype=np.int64)]
+    )
+    store.tokens = np.concatenate(texts)
+    return DocTexts(store, lambda docs, chosen, step: rows[chosen] if docs.ndim == 1 else docs)
 
 
 def queries_for_both(

@@ -92,6 +92,11 @@ def folder_of(dataset_dir: str | Path) -> Path:
     return table_texts.beir_folder(dataset_dir)
 
 
+def has_corpus(dataset_dir: str | Path) -> bool:
+    """Whether a folder holds documents in this layout."""
+    return any((Path(dataset_dir) / f"corpus{suffix}").is_file() for suffix in _SUFFIXES)
+
+
 def find_file(dataset_dir: str | Path, name: str) -> Path:
     """The file "corpus" or "queries" of a data set, in whichever of the known forms it has; see `folder_of`."""
     folder = folder_of(dataset_dir)
