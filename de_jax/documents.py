@@ -35,7 +35,6 @@ MADE = Kind(
     Record({"made_from": str}),
     make="take another run_dir",
     mend="delete it, and repeat the call",
-    otherwise="the documents, the questions or the teacher are others now; take another run_dir",
 )
 
 
@@ -153,7 +152,8 @@ def write(
         qrels.setdefault("dev", {})[f"question {number}"] = dict.fromkeys(found, 1)
     made_from = folders.key_of(*(str(one) for one in (docs, dev, teacher)))
     if MADE.is_in(folder):
-        MADE.require_same(folder, MADE.open(folder), {"made_from": made_from})
+        if MADE.open(folder)["made_from"] != made_from:
+            raise InputError(f"{folder} was made of other documents, questions or of another teacher; take another run_dir.")
         return
     if unknown:
         outputs.tell(f"{asked_in}: {len(unknown):,} answers are no section of {path}, and are searched beside them.")

@@ -126,7 +126,7 @@ def test_documents_alone_train_without_a_way_to_judge_and_with_questions_with_on
         csv.writer(file).writerows([("question", "answer"), *((f"the {title}", f"{title} {text}") for title, text in DOCS[:12])])
     judged = de_jax.fine_tune(start, corpus, run_dir=tmp_path / "judged", questions=tmp_path / "questions.csv", **FAST)
     assert judged.scores["num_queries"] == 12
-    with pytest.raises(InputError, match="the documents, the questions or the teacher are others now; take another run_dir"):
+    with pytest.raises(InputError, match="was made of other documents, questions or of another teacher; take another run_dir"):
         de_jax.fine_tune(start, corpus, run_dir=tmp_path / "judged", **FAST)
     with pytest.raises(InputError, match=r"columns is .* holds documents alone, without a table; leave it out"):
         de_jax.fine_tune(start, corpus, run_dir=tmp_path / "columns", columns={"query": "q"}, **FAST)
