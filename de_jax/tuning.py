@@ -112,7 +112,8 @@ def fine_tune(
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)
     steps = steps_of(num_steps, epochs, num_pairs / options.batch_size, usual=1, fewest=FEWEST_STEPS)
     if negatives == "bm25":
-        mine_once_by_bm25(_texts(data, options), local / "negatives")
+        folder = local / "negatives"
+        mine_once_by_bm25(_texts(data, dataclasses.replace(options, negatives_dir=str(folder))), folder)
     if teacher:
         teach(options, source_of(teacher), data, local / TEACHER_DIR)
         options = dataclasses.replace(options, guide_dir=f"{{run_dir}}/{TEACHER_DIR}")

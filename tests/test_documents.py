@@ -120,7 +120,7 @@ def test_generated_queries_and_a_teacher_take_part(corpus, start, tmp_path):
 
 
 def test_documents_alone_train_without_a_way_to_judge_and_with_questions_with_one(corpus, start, tmp_path):
-    tuned = de_jax.fine_tune(start, corpus, run_dir=tmp_path / "run", **FAST)
+    tuned = de_jax.fine_tune(start, corpus, run_dir=tmp_path / "run", negatives="bm25", **FAST)
     assert tuned.scores["sentence"].startswith("there is no way to judge")
     with open(tmp_path / "questions.csv", "w", newline="") as file:
         csv.writer(file).writerows([("question", "answer"), *((f"the {title}", f"{title} {text}") for title, text in DOCS[:12])])

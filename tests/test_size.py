@@ -23,7 +23,7 @@ MOST = {
     "tools": 2554,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5766
+AT_THE_ROOT = 5767
 
 
 def lines(paths):
