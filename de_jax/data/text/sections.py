@@ -38,7 +38,7 @@ def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
             names, folders[:] = [], []
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(parent) / name for name in sorted(names) if not name.startswith(".")):
-            found[path.suffix.lower() not in SUFFIXES].append(path)
+            found[path.suffix.lower() not in SUFFIXES or not path.is_file()].append(path)
     return found
 
 
