@@ -111,9 +111,9 @@ def import_task(
         task_cache_dir: folder of that cache; repeatable.
     """
     module_args = {name: _value(value) for name, value in (module_arg or {}).items()} or None
-    seqio_tasks.load_tasks(task, module, module_args, task_cache_dir, skip_empty=skip_empty)
-    selection = seqio_tasks.Selection(task, split, dev_task, dev_split, use_cached, skip_empty)
-    made_from = seqio_tasks.fingerprint(selection, module, module_args)
+    selection = seqio_tasks.Selection(task, split, dev_task, dev_split, use_cached, skip_empty, module, module_args)
+    seqio_tasks.load_tasks(selection, task_cache_dir)
+    made_from = seqio_tasks.fingerprint(selection)
     store = _open(out_dir, made_from) or seqio_tasks.export(selection, out_dir, made_from)
     report: dict[str, Any] = {"pairs_dir": str(out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}

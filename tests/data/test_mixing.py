@@ -45,7 +45,7 @@ def test_tasks_are_mixed_and_not_one_after_another():
 
 
 def test_rates_that_draw_nothing_are_refused():
-    with pytest.raises(InputError, match="mixing rate is 0"):
+    with pytest.raises(InputError, match="the rate of task 2 of the mixture is a share of 0,"):
         mixed_epochs((5, 5), (1, 0), 0)
     with pytest.raises(InputError, match=r"the rate of task 2 of the mixture is a share of 0\.001"):
         mixed_epochs((5, 5), (999, 1), 0)

@@ -26,6 +26,9 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "w
 BATCHING = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16, "pack": False, "length_multiple": 4, "seed": 3}
 
 
+REPEATING = BATCHING | {"unique_in_batch": False}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def imported():
     """Once a worker comes to this file: collected by both, it would take the memory of both."""
@@ -77,6 +80,10 @@ def assert_same(ours, theirs):
 def beir_task(dataset_dir, spiece, **settings):
     arguments = {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)}
     return flat(seqio_batches.seqio_pairs)(task="toy", module="de_jax.tasks.beir", module_args=arguments, **BATCHING | settings)
+
+
+def load_toy(arguments):
+    seqio_tasks.load_tasks(seqio_tasks.Selection("toy", module="de_jax.tasks.beir", module_args=arguments))
 
 
 def write_jsonl(path, records):
@@ -260,7 +267,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
     write_jsonl(folder / "00.jsonl", lines[:10])
     with gzip.open(folder / "01.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines[10:])
-    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    load_toy({"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(folder), texts="toy")
     data = flat(seqio_batches.seqio_pairs)(task="mined", num_neg_docs=2, num_neg_queries=1, **BATCHING)
     docs = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("mined-*"))).doc_store
@@ -287,7 +294,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
 @pytest.fixture
 def generations_dir(dataset_dir, spiece, tmp_path):
     """Two generations for the task "toy", mined over its texts."""
-    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    load_toy({"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     for number in (1, 2):
         lines = [Mined(f"q{i}", f"d{i}", [f"d{40 + number + j}" for j in range(i % 4)], [f"q{39 - i}"]) for i in range(16)]
         facts = text_hashes(dataset_dir)
@@ -328,7 +335,7 @@ def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, sp
     shutil.copytree(dataset_dir, changed)
     with open(changed / "queries.jsonl", "a") as file:
         file.write('{"_id": "more", "text": "a fox"}\n')
-    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(changed), "tokenizer": str(spiece)})
+    load_toy({"dataset_dir": str(changed), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
     with pytest.raises(InputError, match=r"000002 was mined from other queries than those of .*queries\.jsonl; mine again"):
         flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
@@ -379,7 +386,7 @@ def test_a_mined_id_without_a_text_is_named(generations_dir):
 
 def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spiece, tmp_path):
     write_jsonl(tmp_path / "00.jsonl", [{"query_id": f"q{i}", "doc_id": f"d{i}", "neg_doc_ids": ["d50"]} for i in range(20)])
-    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    load_toy({"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(tmp_path), texts="toy")
     seqio.MixtureRegistry.add("both", [("toy", 1), ("mined", 1)])
     data = flat(seqio_batches.seqio_pairs)(task="both", **BATCHING)
@@ -649,7 +656,7 @@ def test_a_stream_holds_every_pair_of_an_epoch_and_begins_at_any_step(spiece, tm
         return flat(seqio_batches.seqio_pairs)(task="toy", task_cache_dirs=(str(tmp_path / "task_cache"),), **settings)
 
     if use_cached:
-        seqio_tasks.load_tasks("toy", **arguments)
+        seqio_tasks.load_tasks(seqio_tasks.Selection("toy", **arguments))
         write_cache("toy", tmp_path / "task_cache")
     streamed, whole = opened(window=21), opened()
     assert streamed.doc.tokenizer.fingerprint == whole.doc.tokenizer.fingerprint
@@ -728,8 +735,8 @@ def test_what_a_stream_cannot_have_is_refused(dataset_dir, spiece, tmp_path):
         beir_task(dataset_dir, spiece, window=10, source="a")
 
 
-def pairs_task(name, vocabulary, tokenize):
-    """A task of 20 pairs with texts in upper case, whose tokens `tokenize` makes."""
+def pairs_task(name, vocabulary, tokenize=None, **own):
+    """A task of 20 pairs with texts in upper case, whose tokens `tokenize` makes; `own` features are (value, type, rank)."""
     rows = [{"query_id": f"q{i}", "doc_id": f"d{i}", "query": f"QUICK {WORDS[i % 13]} Fox", "doc": f"a {WORDS[i % 7]} dog {i}"}
             for i in range(20)]  # fmt: skip
     text = tf.TensorSpec((), tf.string)
@@ -737,10 +744,118 @@ def pairs_task(name, vocabulary, tokenize):
     def source(split, shuffle_files=False, seed=None):
         return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=dict.fromkeys(rows[0], text))
 
-    ids = seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, dtype=tf.string, rank=0)
-    features = {**dict.fromkeys(("query_id", "doc_id"), ids), **dict.fromkeys(("query", "doc"), seqio.Feature(vocabulary))}
-    seqio.TaskRegistry.add(name, source=seqio.FunctionDataSource(source, splits=["train"]),
-                           preprocessors=[tokenize, seqio.preprocessors.append_eos], output_features=features)  # fmt: skip
+    given = {feature: tf.constant(value, dtype) for feature, (value, dtype, _) in own.items()}
+    shapes = {**dict.fromkeys(("query_id", "doc_id"), (tf.string, 0)), **{key: one[1:] for key, one in own.items()}}
+    features = {
+        **dict.fromkeys(("query", "doc"), seqio.Feature(vocabulary)),
+        **{
+            feature: seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, dtype=dtype, rank=rank)
+            for feature, (dtype, rank) in shapes.items()
+        },
+    }
+    steps = [tokenize or seqio.preprocessors.tokenize, lambda data: data.map(lambda one: {**one, **given})]
+    seqio.TaskRegistry.add(name, source=seqio.FunctionDataSource(source, splits=["train", "dev"]),
+                           preprocessors=[*steps, seqio.preprocessors.append_eos], output_features=features)  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize(
+    ("feature", "value", "dtype", "message"),
+    [
+        ("query_id", ["q0"], "string", "has the type string and the rank 1; it must be one string or integer in each pair"),
+        ("doc_id", 0.5, "float32", "has the type float32 and the rank 0; it must be one string or integer in each pair"),
+        ("relevance", "1", "string", "has the type string and the rank 0; it must be one number in each pair"),
+        ("neg_doc_ids", "d1", "string", "has the type string and the rank 0; it must be a list of strings or integers in each"),
+    ],
+)
+def test_features_of_the_wrong_kind_are_refused_before_they_are_read(spiece, feature, value, dtype, message, window):
+    vocabulary = seqio.SentencePieceVocabulary(str(spiece / "spiece.model"))
+    pairs_task("wrong", vocabulary, **{feature: (value, tf.as_dtype(dtype), np.ndim(value))})
+    with pytest.raises(InputError, match=f"^the feature '{feature}' of task 'wrong' {message}"):
+        flat(seqio_batches.seqio_pairs)(task="wrong", window=window, dev_split="dev", **BATCHING)
+
+
+@pytest.mark.parametrize("window", [0, 16])
+def test_dev_scores_take_whole_relevance_of_any_type(spiece, window):
+    vocabulary = seqio.SentencePieceVocabulary(str(spiece / "spiece.model"))
+    for name, value, dtype in (("whole", 2.0, tf.float32), ("yes", True, tf.bool), ("half", 0.5, tf.float32)):
+        pairs_task(name, vocabulary, relevance=(value, dtype, 0))
+    opened = lambda name: flat(seqio_batches.seqio_pairs)(task=name, window=window, dev_split="dev", **REPEATING)  # noqa: E731
+    assert [opened(name).dev.qrels["q1"] for name in ("whole", "yes")] == [{"d1": 2}, {"d1": 1}]
+    with pytest.raises(InputError, match=r"^the task 'half' has the relevance 0\.5 in its dev split, where scores need integers"):
+        opened("half")
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 16, "num_neg_docs": 0}])
+def test_lists_of_a_fixed_length_are_read_as_others_are(spiece, settings):
+    vocabulary = seqio.SentencePieceVocabulary(str(spiece / "spiece.model"))
+
+    def cut(check):
+        def tokenize(dataset, output_features):
+            tokens = seqio.preprocessors.tokenize(dataset, output_features)
+            return tokens.map(lambda one: {**one, "query": check(one["query"][:3])})
+
+        return tokenize
+
+    for name, check in (("free", lambda tokens: tokens), ("fixed", lambda tokens: tf.ensure_shape(tokens, [3]))):
+        pairs_task(name, vocabulary, cut(check), neg_doc_ids=(["d18", "d19"], tf.string, 1))
+    free, fixed = (take(flat(seqio_batches.seqio_pairs)(task=name, **REPEATING, **settings), 0, 2) for name in ("free", "fixed"))
+    assert_same(fixed, free)
+    assert settings or (fixed[0].neg_doc_ids != PADDING_ID).any()
+
+
+def test_a_source_without_files_is_reported_once_it_is_read(spiece):
+    pairs_task("made", seqio.SentencePieceVocabulary(str(spiece / "spiece.model")))
+    with pytest.warns(UserWarning, match=r"the source of task 'made' names no files, so that .* method files\(split\)"):
+        flat(seqio_batches.seqio_pairs)(task="made", **REPEATING)
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_rate_that_draws_nothing_is_refused_with_its_task(spiece, tmp_path, rate):
+    for name in ("small", "large"):
+        task_of_pairs(name, 8, spiece, tmp_path)
+    seqio.MixtureRegistry.add("both", [("small", rate), ("large", 2)])
+    with pytest.raises(InputError, match=f"^the mixture 'both' has 'small' at the rate {rate}; set it above 0"):
+        flat(seqio_batches.seqio_pairs)(task="both", **BATCHING)
+
+
+MODULE = """
+import json
+import pathlib
+
+import seqio
+
+from de_jax.tasks import registering
+
+
+def register(name, path, keep, tokenizer):
+    read = lambda file: (one for one in map(json.loads, file.read_text().splitlines()) if int(one["query_id"][1:]) % keep == 0)
+    files = {"train": [pathlib.Path(path)]}
+    registering.add_task(name, read, files, ("query", "doc", "query_id", "doc_id"), tokenizer=tokenizer)
+    if keep > 2:
+        seqio.TaskRegistry.add(name, source=None, preprocessors=[], output_features={})
+"""
+
+
+def test_streams_of_one_file_by_other_arguments_or_code_keep_their_own_sizes(spiece, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kept_pairs.py").write_text(MODULE)
+    task_of_pairs("toy", 40, spiece, tmp_path)
+
+    def opened(keep):
+        arguments = {"path": str(tmp_path / "toy.jsonl"), "keep": keep, "tokenizer": str(spiece)}
+        settings = {**BATCHING, "batch_size": 4, "window": 8, "max_query_length": 32}
+        return flat(seqio_batches.seqio_pairs)(task="toy", module="kept_pairs", module_args=arguments, **settings)
+
+    whole = take(opened(1), 0, 20)
+    take(opened(2), 0, 20)
+    assert_same(take(opened(1), 13, 4), whole[13:17])
+    (tmp_path / "kept_pairs.py").write_text(f"{MODULE}\n")
+    take(opened(2), 0, 20)
+    sizes = [json.loads(file.read_text()) for file in (tmp_path / "cache" / "pair_stores" / "streams").iterdir()]
+    assert sorted(one["0"] for one in sizes) == [20, 20, 40]
+    with pytest.raises(InputError, match=r"^the module kept_pairs registers 'toy', a name that is taken; choose another name"):
+        opened(3)
 
 
 @pytest.mark.parametrize("window", [0, 16])

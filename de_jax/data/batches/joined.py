@@ -116,13 +116,7 @@ def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num
 
 
 def with_ids_from(batch: Batch, first: Mapping[str, int], joined: Mapping[str, JoinedStore]) -> Batch:
-    """A source's batch with the ids of joined stores.
-
-    Args:
-        batch: of the source.
-        first: the joined row of its first text, of "queries" and of "docs".
-        joined: the queries and documents of all sources.
-    """
+    """A source's batch with the ids of joined stores, where its first of the "queries" and of the "docs" has the row `first`."""
     ids = {name: (getattr(batch, name), texts) for name, texts in _TEXTS.items()}
     return batch._replace(
         **{name: joined[texts].first_rows[moved(rows, first[texts])] for name, (rows, texts) in ids.items() if rows is not None}

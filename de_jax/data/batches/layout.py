@@ -101,10 +101,8 @@ def packings(
     A row is as long as the longest text of all kinds, so that a tower that encodes them all is compiled once; if that takes a
     fortieth more tokens (many devices, each with a row of a few queries), or is very long, as the longest text of its own kind.
 
-    Args:
-        samples: by kind.
-        holds_any: a row has room for any text, also a longer one than those of the store.
-        row_multiple: the number of rows of the global batch is a multiple of it.
+    With `holds_any`, a row has room for any text, also a longer one than those of the store. The number of rows of the global batch
+    is a multiple of `row_multiple`.
     """
 
     def longest_of(one: Sample) -> int:

@@ -74,7 +74,7 @@ def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.
 def mixed_epochs(
     num_pairs: Sequence[int], rates: Sequence[float | int], seed: int, orders: Sequence[Order | None] | None = None
 ) -> Callable[[int], Int64[np.ndarray, " P"]]:
-    """The rows of each epoch, shuffled, where task t has the share `rates[t] / sum(rates)` of every epoch.
+    """The rows of an epoch by its number, shuffled, where task t has the share `rates[t] / sum(rates)` of every epoch.
 
     An epoch has as many rows as there are pairs. A task's own pairs all come once before any comes again, across epochs; a small
     task with a high rate is passed through several times in one epoch, a large one over several. Batches that repeat no text leave
@@ -85,13 +85,8 @@ def mixed_epochs(
         rates: of each task, in any unit, above 0.
         seed: with the number of an epoch (or of a pass through a task) decides every shuffle.
         orders: the passes through a task, in the place of shuffles of all its pairs; None for these.
-
-    Returns:
-        epoch number -> rows. Any epoch is computed without those before it.
     """
     sizes = np.asarray(num_pairs, np.int64)
-    if min(rates) <= 0:
-        raise InputError(f"a task's mixing rate is {min(rates):g}; it must be above 0, or leave the task out.")
     shares = _shares(rates)
     exact = shares * sizes.sum()
     counts = np.floor(exact).astype(np.int64)

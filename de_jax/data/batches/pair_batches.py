@@ -177,7 +177,7 @@ class PairBatches:
         guide: GuideOf | None = None,
     ) -> None:
         """Plans the first epoch, unless the batches hold pairs of other sources too."""
-        require_shares(options.batch_size, share.host_index, share.num_hosts)
+        self._host_rows = rows_of_host(options.batch_size, share)
         self.pairs, self.options, self.share = pairs, options, share
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
         self._plan, self._positives, self.epoch_steps, self.num_left_out = None, None, None, None
@@ -209,19 +209,17 @@ class PairBatches:
             yield self._batch(self._plan, number, step)
 
     def _batch(self, plan: EpochPlan, number: int, step: int) -> Batch:
-        host_size = self.options.batch_size // self.share.num_hosts
-        host_rows = slice(self.share.host_index * host_size, (self.share.host_index + 1) * host_size)
         chosen = plan.pairs_of(number)
         rows, encoded = self._rows_and_texts(plan, number, step, self.negatives(step))
         texts = {name: self._layouts[name](all_texts, self.share.host_index) for name, all_texts in encoded.items()}
-        own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
+        own = {name: all_rows[self._host_rows] for name, all_rows in rows.items()}
         ids = {_IDS[name]: self.pairs.first(name, own_rows) for name, own_rows in own.items()}
         docs = self.pairs.first("doc", _candidates(rows))
         return Batch(
             **texts,
             **ids,
             positive_ids=self._positives.of(ids["query_id"], docs) if self._positives else None,
-            scores=self.scores(chosen[host_rows], _candidates(own)) if self.scores else None,
+            scores=self.scores(chosen[self._host_rows], _candidates(own)) if self.scores else None,
             guide=self._guide(own) if self._guide else None,
         )
 
@@ -274,12 +272,14 @@ def _candidates(rows: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
     return np.concatenate([rows["doc"][:, None], *([rows["neg_docs"]] if "neg_docs" in rows else [])], axis=1)
 
 
-def require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
-    """Raises InputError for a batch that the hosts cannot share."""
+def rows_of_host(batch_size: int, share: Share) -> slice:
+    """The rows of a batch that are this host's. InputError: a batch that the hosts cannot share."""
+    host, num_hosts = share.host_index, share.num_hosts
     if batch_size % num_hosts:
         raise InputError(f"batch_size {batch_size} is not divisible by the {num_hosts} hosts; take a multiple of {num_hosts}.")
-    if not 0 <= host_index < num_hosts:
-        raise ValueError(f"host_index {host_index} of {num_hosts} hosts")
+    if not 0 <= host < num_hosts:
+        raise ValueError(f"host_index {host} of {num_hosts} hosts")
+    return slice(host * (batch_size // num_hosts), (host + 1) * (batch_size // num_hosts))
 
 
 class EpochPlan:

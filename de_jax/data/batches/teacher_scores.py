@@ -98,9 +98,8 @@ def read(
 ) -> tuple[Int[np.ndarray, " s"], Int[np.ndarray, " s"], Float64[np.ndarray, " s"]]:
     """The rows of queries, the rows of documents and the scores in a file by another model, such as a cross-encoder.
 
-    Args:
-        path: a folder by `de-jax score pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
-            line with unknown texts is skipped.
+    `path` is a folder by `de-jax score pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
+    line with unknown texts is skipped.
     """
     path = file_of(path)
     query_ids, doc_ids, scores = [], [], []

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from de_jax.data.batches import layout
-from de_jax.data.batches.pair_batches import full_batches, require_shares
+from de_jax.data.batches.pair_batches import full_batches, rows_of_host
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.stores.corpus import TokenStore, first_rows, in_memory
@@ -105,10 +105,8 @@ def window_batches(
             over fill the window's last batches.
     """
     batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
-    require_shares(batch_size, share.host_index, num_hosts)
     num_batches = max(1, window // batch_size)
-    host_size = batch_size // num_hosts
-    host_rows = slice(share.host_index * host_size, (share.host_index + 1) * host_size)
+    host_rows = rows_of_host(batch_size, share)
     max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
 
     def windows(first: int, size: int) -> Generator[_Window]:

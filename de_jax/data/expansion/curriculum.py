@@ -92,10 +92,7 @@ class Curriculum:
     def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
         """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
 
-        Args:
-            ranked: of all pairs.
-            pairs: numbers of pairs; draws of one do not depend on the others.
-            step: updates already done.
+        `ranked` is of all pairs. The draw of a pair, by its number, does not depend on the others.
         """
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts

@@ -31,7 +31,7 @@ from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.tokenizing import Tokenizer, fields_of, load_tokenizer, prompt_of
 from de_jax.files import folders, outputs
 from de_jax.files.reading import read_array
-from de_jax.settings import Count, LocalPath, Maybe, NonNegativeFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
+from de_jax.settings import Count, LocalPath, Maybe, PositiveFloat, Record, ShareBelowOne, Size, checked, list_of, of_class
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -48,7 +48,7 @@ PAIR_STORE = folders.Kind(
     Record(
         {
             "made_from": str,
-            "parts": list_of(of_class(Part, rate=NonNegativeFloat, num_pairs=Size), least=1),
+            "parts": list_of(of_class(Part, rate=PositiveFloat, num_pairs=Size), least=1),
             "file_sizes": Record({"pairs.npy": Count}),
             "has_dev": bool,
             "told": Maybe(list_of(str), []),

@@ -19,7 +19,7 @@ from de_jax.types import PADDING_ID, InputError
 
 Columns = dict[str, Any]
 """Some examples, by feature: `query` and `doc` are lists of int32 arrays, without special tokens and not truncated; `query_id` and
-`doc_id` lists of strings; `neg_doc_ids` and `neg_query_ids` lists of lists of strings; `relevance` an array of integers."""
+`doc_id` lists of strings; `neg_doc_ids` and `neg_query_ids` lists of lists of strings; `relevance` an array of numbers."""
 
 SIDES = {"query": "queries", "doc": "docs"}
 MINED = {"neg_docs": ("neg_doc_ids", "doc"), "neg_queries": ("neg_query_ids", "query")}
@@ -79,7 +79,7 @@ class _Reading:
         self.num_pairs = 0
         self._ids: dict[str, list[str]] = {side: [] for side in SIDES}
         self._mined: dict[str, list[list[str]]] = {name: [] for name in MINED}
-        self._relevance: list[int] = []
+        self._relevance: list[float] = []
 
     def texts_name(self, side: str) -> str:
         texts = self.source.texts[side]
@@ -138,13 +138,14 @@ class _Reading:
 
     def judge(self, qrels: beir.Qrels) -> None:
         """Adds the judgements; the greatest of a pair counts."""
+        if fraction := next((grade for grade in self._relevance if grade % 1), None):
+            wrong = f"the task '{self.source.name}' has the relevance {fraction:g} in its dev split"
+            raise InputError(f"{wrong}, where scores need integers; round the feature 'relevance'.")
         for query_id, doc_id, relevance in zip(self._ids["query"], self._ids["doc"], self._relevance, strict=True):
             judged = qrels.setdefault(query_id, {})
-            judged[doc_id] = max(relevance, judged.get(doc_id, relevance))
+            judged[doc_id] = max(int(relevance), judged.get(doc_id, int(relevance)))
 
     def _rows(self, store: TokenStore, text_ids: Sequence[str], feature: str) -> np.ndarray:
-        if not text_ids:
-            return np.zeros(0, np.int32)
         rows = store.rows_of(text_ids)
         if (rows < 0).any():
             unknown = dict.fromkeys(text_ids[row] for row in np.flatnonzero(rows < 0).tolist())
@@ -185,8 +186,7 @@ class _TextWriter:
                 raise InputError(f"the id '{text_id}' names two different texts; give each text its own id.")
             if known is digest:
                 new.append(row)
-        if new:
-            self.append([text_ids[row] for row in new], [tokens[row] for row in new])
+        self.append([text_ids[row] for row in new], [tokens[row] for row in new])
 
 
 def _write_texts(folder: Path, readings: Sequence[_Reading], tokenizers: Mapping[str, Tokenizer], skip_empty: bool) -> None:

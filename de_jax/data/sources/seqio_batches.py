@@ -59,18 +59,18 @@ def seqio_pairs(
     Raises:
         InputError: an unknown task, features that do not fit, or whatever is wrong with its source.
     """
-    seqio_tasks.load_tasks(task, module, module_args, task_cache_dirs, skip_empty=skip_empty)
-    selection = Selection(task, split, dev_task, options.dev_split, use_cached, skip_empty)
+    selection = Selection(task, split, dev_task, options.dev_split, use_cached, skip_empty, module, module_args)
+    seqio_tasks.load_tasks(selection, task_cache_dirs)
     parent = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
-    exported = functools.partial(_exported, parent=parent, module=module, module_args=module_args)
+    exported = functools.partial(_exported, parent=parent)
     if window:
         return _streamed(selection, exported, parent / "streams", window, options, share)
     return pair_store.stored_pairs(str(exported(selection)), options=options, share=share)
 
 
-def _exported(selection: Selection, parent: Path, module: str, module_args: Mapping[str, Any] | None) -> Path:
+def _exported(selection: Selection, parent: Path) -> Path:
     """The folder of pairs of a selection, written if it is missing."""
-    made_from = seqio_tasks.fingerprint(selection, module, module_args)
+    made_from = seqio_tasks.fingerprint(selection)
     folder = parent / f"{selection.task.replace(':', '_')}-{made_from[:16]}"
     folders.build_once(folder, pair_store.open_pair_store, lambda path: seqio_tasks.export(selection, path, made_from))
     return folder

@@ -3,8 +3,8 @@
 A task of pairs has the features `query_id` and `doc_id` (strings or integers), and its texts in one of two forms: as the features
 `query` and `doc` (tokens) of each pair, or in tasks of their own, named `<task>_queries` (`query_id`, `query`) and `<task>_docs`
 (`doc_id`, `doc`) with the one split `all`, where each text stands once. The second is for a corpus whose documents are in many
-pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives. Pairs with a `relevance`, an integer, of 0
-or below are not trained on.
+pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives. Pairs with a `relevance` of 0 or below are
+not trained on; that of a dev split is a whole number.
 """
 
 import difflib
@@ -27,7 +27,7 @@ from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.text.tokenizing import Tokenizer, check_same_tokens, load_tokenizer
 from de_jax.files import folders
-from de_jax.files.outputs import progress_bar
+from de_jax.files.outputs import progress_bar, tell
 from de_jax.settings import needs
 from de_jax.types import InputError
 
@@ -35,6 +35,13 @@ TEXTS_SPLIT = "all"
 """The one split of a task of texts."""
 
 _OPTIONAL = ("neg_doc_ids", "neg_query_ids", "relevance")
+_KINDS = {
+    **dict.fromkeys(SIDES, ("iu", 1, "a list of integers")),
+    **dict.fromkeys(("query_id", "doc_id"), ("iuO", 0, "one string or integer")),
+    **dict.fromkeys(("neg_doc_ids", "neg_query_ids"), ("iuO", 1, "a list of strings or integers")),
+    "relevance": ("biuf", 0, "one number"),
+}
+"""NumPy's kinds of types, the rank, and both in words, by feature."""
 _CHUNK_EXAMPLES = 1024
 _SAMPLE_TEXTS = 64
 
@@ -48,6 +55,8 @@ class Selection(NamedTuple):
     dev_split: str | None = None
     use_cached: bool = False  # read the output of seqio_cache_tasks instead of the source
     skip_empty: bool = False  # leave empty texts out instead of refusing them
+    module: str = ""  # registers the task
+    module_args: Mapping[str, Any] | None = None  # of its `register`
 
 
 def import_seqio() -> Any:
@@ -59,39 +68,37 @@ def import_seqio() -> Any:
     return seqio
 
 
-def load_tasks(
-    task: str,
-    module: str,
-    module_args: Mapping[str, Any] | None = None,
-    task_cache_dirs: Sequence[str] = (),
-    *,
-    skip_empty: bool = False,
-) -> None:
+def load_tasks(selection: Selection, task_cache_dirs: Sequence[str] = ()) -> None:
     """Imports the module that registers a task, and calls its `register` if there are arguments for it.
 
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
+    task, module, arguments = selection.task, selection.module, selection.module_args
     if not task:
         raise InputError("no task is set; add seqio_pairs.task=<name> and seqio_pairs.module=<what registers it>.")
     seqio = import_seqio()
     if task_cache_dirs:
         seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])
-    if not module:
-        return
     try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(f"the module {module}, which should register '{task}', cannot be imported: {error}.") from None
-    if module_args is not None:
+        loaded = importlib.import_module(module) if module else None
+        if loaded is None or arguments is None:
+            return
         if not hasattr(loaded, "register"):
             raise InputError(f"the module {module} has no function register, so it takes no arguments; leave module_args out.")
-        if skip_empty and "skip_empty" in inspect.signature(loaded.register).parameters:
-            module_args = {"skip_empty": True, **module_args}
+        if selection.skip_empty and "skip_empty" in inspect.signature(loaded.register).parameters:
+            arguments = {"skip_empty": True, **arguments}
         try:
-            inspect.signature(loaded.register).bind(task, **module_args)
+            inspect.signature(loaded.register).bind(task, **arguments)
         except TypeError as error:
             raise InputError(f"{module}.register does not take the arguments given: {error}.") from None
-        loaded.register(task, **module_args)
+        loaded.register(task, **arguments)
+    except ModuleNotFoundError as error:
+        raise InputError(f"the module {module}, which should register '{task}', cannot be imported: {error}.") from None
+    except ValueError as error:
+        if "duplicate provider" not in str(error):
+            raise
+        name = str(error).rpartition(" ")[2]
+        raise InputError(f"the module {module} registers '{name}', a name that is taken; choose another name there.") from None
 
 
 def export(selection: Selection, out_dir: Path, made_from: str) -> TrainingPairs:
@@ -100,7 +107,7 @@ def export(selection: Selection, out_dir: Path, made_from: str) -> TrainingPairs
     return pair_writer.write(out_dir, train, dev, _tokenizers(selection), made_from, skip_empty=selection.skip_empty)
 
 
-def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any] | None) -> str:
+def fingerprint(selection: Selection) -> str:
     """A hash of everything that determines the content, computed without reading it.
 
     That is the selection, the tasks' rates, sources and vocabularies, the size and time of their files, and the module's code and
@@ -113,12 +120,18 @@ def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any
         splits = {task: split} | {other: TEXTS_SPLIT for other in texts if other is not task}
         reads.append([rate, [_inputs(other, one, selection.use_cached) for other, one in splits.items()]])
     vocabularies = [tokenizer.fingerprint for tokenizer in _tokenizers(selection).values()]
-    code = Path(importlib.import_module(module).__file__ or "").read_bytes() if module else b""
-    chosen = selection if selection.skip_empty else selection[:-1]  # as it was before there was a choice
-    described = [pair_store.PAIR_STORE.format, *chosen, reads, vocabularies, hashlib.sha256(code).hexdigest(), module_args]
+    chosen = selection[: 6 if selection.skip_empty else 5]  # as it was before there was a choice
+    described = [pair_store.PAIR_STORE.format, *chosen, reads, vocabularies, *_registered_by(selection)]
     if any("relevance" in _features(task) for task, *_ in train):
         described.append("relevant pairs")  # folders of before hold pairs of relevance 0
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _registered_by(selection: Selection) -> list[Any]:
+    """A hash of the module's code, and its arguments."""
+    module = selection.module
+    code = Path(importlib.import_module(module).__file__ or "").read_bytes() if module else b""
+    return [hashlib.sha256(code).hexdigest(), selection.module_args]
 
 
 def _selected(selection: Selection) -> tuple[list[tuple[Any, float, str]], list[tuple[Any, float, str]]]:
@@ -142,9 +155,13 @@ def _parts(name: str) -> list[tuple[Any, float]]:
     if isinstance(provider, seqio.Task):
         return [(provider, 1.0)]
     try:
-        return [(task, float(provider.get_rate(task))) for task in provider.tasks]
-    except (ValueError, TypeError, AssertionError) as error:
+        rates = {task: float(provider.get_rate(task)) for task in provider.tasks}
+    except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
         raise InputError(f"the rates of the mixture '{name}' cannot be computed ({error}); give them as numbers.") from None
+    for task, rate in rates.items():
+        if not rate > 0:
+            raise InputError(f"the mixture '{name}' has '{task.name}' at the rate {rate:g}; set it above 0, or leave the task out.")
+    return list(rates.items())
 
 
 def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
@@ -174,7 +191,17 @@ def _texts_task(task: Any, side: str) -> Any:
 
 
 def _features(task: Any) -> list[str]:
-    return [name for name, feature in task.output_features.items() if feature.required]
+    """The names of the required features; raises InputError for one of the wrong type or rank."""
+    import tensorflow as tf
+
+    there = {name: feature for name, feature in task.output_features.items() if feature.required}
+    for name, feature in there.items():
+        kinds, rank, wanted = _KINDS.get(name, ("", feature.rank, ""))
+        dtype = tf.as_dtype(feature.dtype)
+        if feature.rank != rank or (kinds and np.dtype(dtype.as_numpy_dtype).kind not in kinds):
+            found = f"has the type {dtype.name} and the rank {feature.rank}"
+            raise InputError(f"the feature '{name}' of task '{task.name}' {found}; it must be {wanted} in each pair.")
+    return list(there)
 
 
 def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
@@ -194,6 +221,11 @@ def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
         paths = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}*")
     else:
         paths = task.source.files(split) if hasattr(task.source, "files") else task.source.list_shards(split)
+        if list(paths) == [split]:  # as of a FunctionDataSource
+            tell(
+                f"the source of task '{task.name}' names no files, so that changes of its data go unnoticed; give it a method "
+                "files(split) that returns their paths, or set PairsOptions.cache_dir to a new folder after a change."
+            )
     stats = [(path, tf.io.gfile.stat(path)) for path in sorted(map(str, paths)) if tf.io.gfile.exists(path)]
     return [task.name, repr(task.source), [(path, stat.length, stat.mtime_nsec) for path, stat in stats]]
 
@@ -277,14 +309,12 @@ def _read(
                 if side in columns:
                     _check_read(task, side, columns[side])
             yield columns
-    except tf.errors.OpError as error:
-        # TensorFlow turns an error of a generator into text.
-        told = re.search(r"InputError: (.*)", str(error))
-        raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {_line(error)}") from None
-    except (ValueError, KeyError) as error:
-        raise (
-            error if isinstance(error, InputError) else InputError(f"the task '{task.name}' cannot be read: {_line(error)}")
-        ) from None
+    except InputError:
+        raise
+    except (tf.errors.OpError, ValueError, KeyError) as error:
+        told = re.search(r"InputError: (.*)", str(error))  # TensorFlow turns an error of a generator into text
+        reason = " ".join(str(error).split())
+        raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {reason}") from None
 
 
 def open_stream(
@@ -302,15 +332,14 @@ def open_stream(
         if side not in there:
             raise InputError(f"a stream needs the texts of each pair, but '{task.name}' has no '{side}', only {', '.join(there)}.")
     if name := next((name for name, number in num_drawn.items() if number and f"{name}_ids" in there), None):
-        plural = {"neg_doc": "neg_docs", "neg_query": "neg_queries"}[name]
         raise InputError(
-            f"the task '{task.name}' has {name}_ids, which a stream cannot look up among all texts; set num_{plural} to 0 to train "
-            "without them, or set window to 0."
+            f"the task '{task.name}' has {name}_ids, which a stream cannot look up among all texts; set "
+            f"num_neg_{SIDES[name.removeprefix('neg_')]} to 0 to train without them, or set window to 0."
         )
     inputs = _inputs(task, selection.split, selection.use_cached)
     is_graded = "relevance" in there
-    read_as = ["relevant pairs"] if is_graded else []
-    key = folders.key_of(json.dumps([inputs, selection.split, selection.skip_empty, *read_as], default=str))
+    described = [inputs, selection.split, selection.skip_empty, is_graded, *_registered_by(selection)]
+    key = folders.key_of(json.dumps(described, sort_keys=True, default=str))
     num_shards = len(inputs[-1]) if selection.use_cached else len(task.source.list_shards(selection.split))
     eos_ids = {side: task.output_features[side].vocabulary.eos_id for side in SIDES}
 
@@ -331,24 +360,16 @@ def open_stream(
     return Shards(task.name, num_shards, read, sizes), {side: _tokenizer(task, side) for side in SIDES}
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _column(column: Any, task: Any, name: str) -> Any:
     """One feature of a chunk: tokens without the final `</s>`, ids as strings, or numbers."""
     if name in SIDES:
         eos_id = task.output_features[name].vocabulary.eos_id
-        return [row[:-1] if len(row) and row[-1] == eos_id else row for row in _rows(column)]
+        return [row[:-1] if len(row) and row[-1] == eos_id else row for row in column.numpy()]
     if name == "relevance":
         return column.numpy()
     if name in ("query_id", "doc_id"):
         return _ids(column.numpy().tolist(), task)
-    return [_ids(row.tolist(), task) for row in _rows(column)]
-
-
-def _rows(column: Any) -> list[np.ndarray]:
-    return np.split(column.flat_values.numpy(), column.row_splits.numpy()[1:-1])
+    return [_ids(row.tolist(), task) for row in column.numpy()]
 
 
 def _ids(values: Iterable[Any], task: Any) -> list[str]:

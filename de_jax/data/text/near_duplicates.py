@@ -77,9 +77,7 @@ class Resemblances:
     Each text that is asked for gets a signature of 256 bits, which its sequences set. The bits of one text that another lacks
     bound the number of shared sequences. Only pairs that may exceed the limit are compared by their sequences.
 
-    Args:
-        tokens, offsets: as of `corpus.TokenStore`.
-        max_resemblance: 0 to 1, the limit of the Jaccard similarity of two texts' sequences.
+    `tokens` and `offsets` are as of `corpus.TokenStore`; `max_resemblance`, 0 to 1, limits the Jaccard similarity of sequences.
     """
 
     def __init__(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n_and_1"], *, max_resemblance: float) -> None:
