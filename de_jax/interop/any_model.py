@@ -63,10 +63,8 @@ def read(
         raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
     if mark == RUN.file:
         run = load_run(folder, only_sizes=only_sizes)
-        query, doc = (
-            PretrainedSide(side.tokenizer, side.max_length, max_passages=side.max_passages) for side in (run.query, run.doc)
-        )
-        return Pretrained(run.model, run.params, query, doc, unused=run.unused)
+        sides = [PretrainedSide(one.tokenizer, one.max_length, max_passages=one.max_passages) for one in (run.query, run.doc)]
+        return Pretrained(run.model, run.params, sides[0], sides[1], unused=run.unused)
     if mark == "modules.json":
         from de_jax.interop import sentence_transformers
 
@@ -87,11 +85,13 @@ def read(
         return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
     from de_jax.interop import t5x
 
-    if t5x.recognises(folder):
-        return t5x.read(folder, ignored=ignored)
+    inside = [one.name for one in sorted(folder.glob("checkpoint_*")) if t5x.recognises(one)]
+    if t5x.recognises(folder) or len(inside) == 1:
+        return t5x.read(folder if t5x.recognises(folder) else folder / inside[0], ignored=ignored)
+    several = f", but several; give one of {', '.join(inside)}" if inside else ""
     raise InputError(
         f"{folder} holds no known model: neither run.json (a run), modules.json (sentence-transformers), config.json "
-        "(Hugging Face), adapter_config.json (peft), model.json nor a checkpoint of T5X."
+        f"(Hugging Face), adapter_config.json (peft), model.json nor a checkpoint of T5X{several}."
     )
 
 

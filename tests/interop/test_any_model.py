@@ -73,8 +73,8 @@ def test_documents_may_have_a_model_of_their_own(sentence_model, tmp_path, capsy
 def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys):
     write_encoder(tmp_path / "model", "t5")
     original = any_model.read(tmp_path / "model")
-    t5x.write(tmp_path / "t5x", original.model, original.params, 7)
-    found = any_model.read(tmp_path / "t5x")
+    t5x.write(tmp_path / "t5x" / "checkpoint_7", original.model, original.params, 7)
+    found = any_model.read(tmp_path / "t5x" / "checkpoint_7")
     jax.tree.map(np.testing.assert_array_equal, found.params, original.params)
     with pytest.raises(InputError, match="holds no vocabulary; give a tokenizer"):
         imported(capsys, f"--from={tmp_path / 't5x'}", f"--run_dir={tmp_path / 'run'}")
@@ -82,6 +82,9 @@ def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys
     imported(capsys, f"--from={tmp_path / 't5x'}", *arguments)
     texts = our_embeddings(any_model.read(tmp_path / "run"), TEXTS)
     np.testing.assert_allclose(texts, our_embeddings(original, TEXTS), atol=1e-6)
+    (tmp_path / "t5x" / "checkpoint_8").symlink_to(tmp_path / "t5x" / "checkpoint_7")
+    with pytest.raises(InputError, match=r"nor a checkpoint of T5X, but several; give one of checkpoint_7, checkpoint_8\.$"):
+        any_model.read(tmp_path / "t5x")
 
 
 @pytest.mark.parametrize("has_own", [True, False])
