@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from de_jax.data.sources.options import texts_of_a_pair
 from de_jax.files import outputs
 from de_jax.files.outputs import progress_bar
 from de_jax.planner import plan
@@ -110,7 +111,7 @@ def _step_of(row: str) -> str:
     recipe = stand_in_weights.read_row(row, devices(row)[1])
     options, training = recipe.options, recipe.optimization
     assert options is not None
-    sizes = (options.batch_size, options.max_query_length, options.max_doc_length, recipe.texts_of_a_pair())
+    sizes = (options.batch_size, options.max_query_length, options.max_doc_length, texts_of_a_pair(recipe.options))
     named = {name: value for name, value in getattr(recipe.loss, "keywords", {}).items() if name != "temperature"}
     loss = (name_of(recipe.loss), named)
     parts = (name_of(training.optimizer), training.frozen, training.clip_norm is None, recipe.negatives.negative_cache)

@@ -121,7 +121,7 @@ class _Builder:
         for setting, (value, place, is_typed) in self.bound.items():
             try:
                 self._macros[setting] = set()
-                self._values[setting] = self._plain(value, self._macros[setting])
+                self._values[setting] = self._plain(value, self._macros[setting], (setting,))
                 self._check(setting, self._values[setting])
             except InputError as error:
                 raise (error if is_typed else InputError(f"{place}: {error}")) from None
@@ -202,16 +202,17 @@ class _Builder:
 
         return replaced(value, resolve)
 
-    def _plain(self, value: Any, used: set[Setting], above: tuple[Setting, ...] = ()) -> Any:
-        """A value with values in place of its macros; `used` gets them."""
+    def _plain(self, value: Any, used: set[Setting], above: tuple[Setting, ...]) -> Any:
+        """A value with values in place of its macros; `used` gets them. `above` has the setting, then macros on the way here."""
 
         def replace(part: Any) -> Any:
             if not isinstance(part, Macro):
                 return part
             macro = Setting("", part.name)
+            if part.name in ("gin.REQUIRED", "REQUIRED"):
+                raise InputError(f"{above[0]} is required; give it a value here, or with --gin.{above[0]}=<value>.")
             if macro not in self.bound or macro in above:
-                what = "itself" if macro in above else "nothing"
-                raise InputError(f"{part} stands for {what}; write {macro} = and its value.")
+                raise InputError(f"{part} stands for {'itself' if macro in above else 'nothing'}; write {macro} = and its value.")
             used.add(macro)
             return self._plain(self.bound[macro].value, used, (*above, macro))
 
@@ -226,9 +227,11 @@ class _Builder:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
-            owners = [group.__name__ for group in (*GROUPS, Recipe) if setting.parameter in (hints_of(group) or {})]
-            every = [*allowed, *(name for group in GROUPS for name in hints_of(group) or () if setting.name == self.root)]
-            near = f"; set {owners[0]}.{setting.parameter}" if owners else settings.meant(setting.parameter, every)
+            groups = {part.__name__: hints_of(part) or {} for part in (*GROUPS, Recipe)}
+            owners = [name for name, own in groups.items() if setting.parameter in own]
+            every = [*allowed, *(name for own in groups.values() for name in own if setting.name == self.root)]
+            near = settings.meant(setting.parameter, every) or f"; its settings are {', '.join(allowed)}"
+            near = f"; set {owners[0]}.{setting.parameter}" if owners and setting.name in (*groups, self.root) else near
             raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
         if allowed and not any(isinstance(part, Reference) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])
@@ -238,8 +241,7 @@ class _Builder:
             try:  # a function or class with `@gin.configurable`, of a module that a gin file imports
                 self._known[name] = gin.get_configurable(name).__wrapped__
             except (ValueError, AttributeError):
-                message = f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}."
-                raise InputError(message) from None
+                raise InputError(f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}.") from None
         return self._known[name]
 
 

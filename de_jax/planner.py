@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from de_jax import recipe_checks
+from de_jax.data.sources.options import texts_of_a_pair
 from de_jax.recipe import Recipe
 from de_jax.settings import Effort, NonNegativeInt, PositiveInt, Utilization, checked
 from de_jax.training.mesh import plan as compiling
@@ -169,7 +170,7 @@ def _shape(recipe: Recipe, query_rows: int | None = None, doc_rows: int | None =
     sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
     if missing := [name for name in sizes if sizes[name] is None]:
         raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
-    return {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
+    return {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **texts_of_a_pair(recipe.options)}
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:

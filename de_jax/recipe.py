@@ -303,6 +303,8 @@ class Recipe:
     def _check_read(self, e: Embeddings, *, are_known: bool) -> None:
         """Refuses parts that the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
         unread = {name for name, part in e._asdict().items() if part is not None} - fields_read(self.loss, e)
+        if {"query", "doc"} <= unread:
+            raise InputError(f"Recipe.loss is {shown(self.loss)}, which reads no embedding; compute it from e.query and e.doc.")
         for options in filter(None, map(data_options.options_of, self.sources)):
             for setting, (field, readers, without) in READERS.items():
                 value = getattr(options, setting)
@@ -313,12 +315,8 @@ class Recipe:
                         f"{readers} into the loss."
                     )
 
-    def texts_of_a_pair(self) -> dict[str, int]:
-        """What `batch_shapes` wants to know of a pair's texts beside their lengths."""
-        return data_options.texts_of_a_pair(self.options)
-
     def most_texts_of_a_pair(self) -> list[dict[str, int]]:
-        """The same of each source, with all that it may add."""
+        """The texts of a pair for `batch_shapes`, of each source, with all that it may add."""
         has_cache = self.negatives.negative_cache is not None
         return [data_options.most_texts_of_a_pair(source, has_cache=has_cache) for source in self.sources]
 
@@ -352,9 +350,8 @@ def _check_told(loss: LossFn, found: Any) -> None:
     is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
     told: dict[Any, Any] = dict(found[1]) if is_pair else {}
     is_number = lambda one: isinstance(one, int | float) or getattr(one, "shape", None) == ()  # noqa: E731
-    wrong = "".join(
-        f"; the metric {name!r} does not fit" for name, one in told.items() if not is_number(one) or not isinstance(name, str)
-    )
+    unfit = [name for name, one in told.items() if not (is_number(one) and isinstance(name, str))]
+    wrong = f"; the metric {unfit[0]!r} does not fit" if unfit else ""
     if wrong or not is_pair or not is_number(found[0]) or not jnp.issubdtype(jnp.result_type(found[0]), jnp.floating):
         raise InputError(f"Recipe.loss is {shown(loss)}; it must return (a real number, a dict of numbers by name){wrong}.")
     if taken := [name for name in told if name in TAKEN or name.startswith(TAKEN_PREFIXES)]:

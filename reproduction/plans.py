@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.sources.options import texts_of_a_pair
 from de_jax.planner import SIZES, outline, run_flops
 from de_jax.recipe import Recipe
 from de_jax.settings import Record
@@ -93,7 +94,7 @@ def device_hours(run: dict[str, Any]) -> float | None:
 def _decides(recipe: Recipe) -> str:
     """All of a recipe that its outline depends on."""
     names = (*SIZES.values(), "dev_split", "dev_max_queries", "dev_max_docs")
-    sizes = {**{name: getattr(recipe.options, name, None) for name in names}, **recipe.texts_of_a_pair()}
+    sizes = {**{name: getattr(recipe.options, name, None) for name in names}, **texts_of_a_pair(recipe.options)}
     evaluations = recipe.logging.evaluate_every_steps, recipe.logging.evaluate_start, recipe.initialization.init_from is None
     return repr((recipe.model, recipe.adapters, recipe.optimization, recipe.negatives.negative_cache, sizes, evaluations))
 

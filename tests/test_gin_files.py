@@ -26,6 +26,7 @@ from de_jax.types import InputError
         (b"A = 1\n\rT5Config.num_layers = 1\n", r"own\.gin, line 2: a carriage return within the line"),
         (b"\nquery/T5Config.num_layers = 'x'\n", r"own\.gin, line 2: query/T5Config\.num_layers is 'x'"),
         (b"T5Config.num_layers = %NONE\n", r"own\.gin, line 1: %NONE stands for nothing; write NONE = and its value"),
+        (b"A = %gin.REQUIRED\nT5Config.num_layers = %A\n", r"own\.gin, line 1: A is required; .* or with --gin\.A=<value>"),
         (b"A = %B\nB = %A\n", r"own\.gin, line 1: %B stands for itself|own\.gin, line 1: %A stands for itself"),
         (b"A = {[]: 1}\n", r"own\.gin: the gin settings cannot be used: .*unhashable"),
     ],

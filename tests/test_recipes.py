@@ -11,6 +11,7 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables, recipe_checks
 from de_jax.configurables import read_recipe
+from de_jax.data.sources.options import texts_of_a_pair
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
@@ -174,7 +175,7 @@ def test_a_cut_is_normalised_as_the_towers_are(pretrained):
 
 def test_a_step_of_distillation_is_planned_with_its_scores(pretrained):
     built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}"])
-    batch = batch_shapes(8, 4, 4, **built.texts_of_a_pair())
+    batch = batch_shapes(8, 4, 4, **texts_of_a_pair(built.options))
     assert (batch.scores.shape, batch.scores.dtype) == ((8, 8), np.float32)
     assert built.memory_settings(8)["in_batch_softmax.block_size"] is None
 
@@ -224,6 +225,11 @@ def test_model_file_gives_the_published_size(model):
         ("samton.temperature=1.0", "recipes have no setting called 'samton' .did you mean samtone"),
         ("Recipe.loss=@samton", "Recipe.loss is @samton, but recipes have no setting called 'samton' .did you mean samtone"),
         ("pair.alpha=0.2", r"nothing in this recipe reads .*pair\.alpha"),
+        ("make_mesh.model=3", "make_mesh has no setting 'model'; its settings are data, fsdp, tensor, devices."),
+        (
+            "Optimization.num_steps=%gin.REQUIRED",
+            r"Optimization.num_steps is required; .* with --gin.Optimization.num_steps=<value>",
+        ),
         ("doc/T5Config.num_layer=2", "T5Config has no setting 'num_layer' .did you mean num_layers"),
         ("documents/T5Config.num_layers=2", r"nothing in this recipe reads .*documents/T5Config\.num_layers"),
         ("samtone.same_tower=both towers", "samtone.same_tower is 'both towers'; it must be 'query', 'doc' or 'both'"),

@@ -338,6 +338,7 @@ def test_what_would_be_ignored_or_fail_in_optax_is_refused(changed, sentence):
         (lambda loss, e: (loss, {"a": None}), "; the metric 'a' does not fit."),
         (lambda loss, e: (loss, {1: loss}), "; the metric 1 does not fit."),
         (lambda loss, e: (loss, {"grad_norm/top": loss}), "whose metric 'grad_norm/top' is one of the run's own; rename it."),
+        (lambda loss, e: (jnp.float32(3), {}), "which reads no embedding; compute it from e.query and e.doc."),
         (lambda loss, e: (3 * loss, {"loss": loss}), "whose metric 'loss' is one of the run's own; rename it."),
     ],
 )

@@ -164,7 +164,10 @@ def test_a_loss_of_ones_own_is_named_in_gin_and_kept_with_the_run(modules, monke
     built.save(modules)
     monkeypatch.setattr(configurables, "_own", {})
     monkeypatch.delitem(sys.modules, "my_parts")
-    with pytest.raises(InputError, match=r"recipe\.loss is my_parts\.my_loss, code from outside de_jax; .* allow_imports=True"):
+    with pytest.raises(
+        InputError,
+        match=r"recipe\.loss is my_parts\.my_loss, code from outside de_jax; .* allow_imports=True, --allow_imports in a",
+    ):
         Recipe.load(modules)
     again = Recipe.load(modules, allow_imports=True)
     assert recipe_file.to_json(again) == recipe_file.to_json(built)

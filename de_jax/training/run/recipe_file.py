@@ -118,7 +118,7 @@ class _Reader:
     def _at(self, place: str, name: str) -> Any:
         module, _, label = place.rpartition(".")
         if module.partition(".")[0] != _PACKAGE and not self.allow_imports:
-            trust = "if you trust it, set allow_imports=True"
+            trust = "if you trust it, set allow_imports=True, --allow_imports in a command"
             raise InputError(f"{self.file}: {name} is {place}, code from outside {_PACKAGE}; {trust}.")
         try:
             return getattr(importlib.import_module(module), label)
