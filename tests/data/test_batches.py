@@ -1,4 +1,6 @@
 import itertools
+import subprocess
+import sys
 import threading
 import time
 
@@ -246,6 +248,19 @@ def prefetch_threads():
 def test_prefetch_yields_everything_in_order():
     assert list(prefetch(iter(range(100)))) == list(range(100))
     assert not prefetch_threads()
+
+
+def test_threads_that_are_left_open_end_with_python_one_within_the_other():
+    code = """
+import atexit, threading, time
+atexit.register(lambda: print([one.name for one in threading.enumerate()]))  # after all others
+from de_jax.data.batches.prefetch import prefetch
+slow = (time.sleep(0.02) or number for number in range(10**6))
+left_open = prefetch(number for number in prefetch(slow, ahead=1))
+print(next(left_open))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0\n['MainThread']\n"), done.stderr
 
 
 def test_prefetch_works_ahead_by_no_more_than_its_size():

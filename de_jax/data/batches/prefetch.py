@@ -1,5 +1,7 @@
 """Items made in advance by a background thread."""
 
+import atexit
+import contextlib
 import queue
 import threading
 from collections.abc import Generator, Iterator
@@ -14,17 +16,16 @@ ITEMS_AHEAD = 2
 def prefetch(iterator: Iterator[T], *, ahead: int = ITEMS_AHEAD) -> Generator[T]:
     """Yields what `iterator` yields, made up to `ahead` in advance by a background thread.
 
-    An exception of `iterator` is raised here, in its place. Closing the generator ends the thread.
+    An exception of `iterator` is raised here, in its place. Closing the generator ends the thread, and so does Python's exit, which
+    TensorFlow's code in another thread would abort.
     """
     ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=ahead)
     stopped = threading.Event()
 
     def put(kind: str, value: object) -> None:
         while not stopped.is_set():
-            try:
+            with contextlib.suppress(queue.Full):
                 return ready.put((kind, value), timeout=0.1)
-            except queue.Full:
-                continue
 
     def produce() -> None:
         try:
@@ -37,15 +38,20 @@ def prefetch(iterator: Iterator[T], *, ahead: int = ITEMS_AHEAD) -> Generator[T]
             put("error", error)
 
     thread = threading.Thread(target=produce, name="prefetch", daemon=True)
+
+    def stop() -> None:
+        stopped.set()
+        thread.join()
+        ready.queue.clear()
+        ready.put(("end", None))  # for another such thread, which would wait for the next item
+
+    atexit.register(stop)
     thread.start()
     try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
+        for kind, value in iter(ready.get, ("end", None)):
             if kind == "error":
                 raise value  # type: ignore[misc]
             yield value  # type: ignore[misc]
     finally:
-        stopped.set()
-        thread.join()
+        atexit.unregister(stop)
+        stop()

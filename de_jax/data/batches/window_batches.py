@@ -97,12 +97,9 @@ def window_batches(
 ) -> Callable[..., Iterator[Batch]]:
     """An endless, resumable stream of batches: `window_batches(...)(start)` begins at step `start`.
 
-    Memory holds two to three windows. Ids of texts are 31-bit hashes of their ids, or of their tokens if there are no ids.
-
-    Args:
-        window: examples that are shuffled together; rounded down to whole batches, at least one.
-        options: of batches. No text occurs twice in a batch of unique texts as far as its window allows; the pairs that are left
-            over fill the window's last batches.
+    `window` examples are shuffled together, rounded down to whole batches, at least one; memory holds two to three windows. No text
+    occurs twice in a batch of unique texts as far as its window allows, and the pairs that are left over fill the window's last
+    batches. Ids of texts are 31-bit hashes of their ids, or of their tokens if there are no ids.
     """
     batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
     num_batches = max(1, window // batch_size)

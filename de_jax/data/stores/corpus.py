@@ -109,12 +109,9 @@ class TokenStore:
         return np.minimum(np.diff(self.offsets) + self.num_specials, max_length).astype(np.int32)
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
-        """The texts of `rows` with their special tokens, zeros to the right.
+        """The texts of `rows` with their special tokens, zeros to the right; a negative row (`types.PADDING_ID`) gives zeros.
 
-        Args:
-            rows: rows of the store; a negative one (`types.PADDING_ID`) gives a row of zeros.
-            max_length: tokens, special ones included, beyond which the text itself is cut at its end.
-            pad_to: the width; at least the longest of these texts.
+        Beyond `max_length` tokens, special ones included, a text is cut at its end. The width, `pad_to`, is at least the longest.
         """
         is_text = rows >= 0
         starts, ends = (np.where(is_text, self.offsets[rows + end], PADDING_ID) for end in (0, 1))

@@ -57,9 +57,8 @@ def iter_docs(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[s
 def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
     """Yields (id, text) of each line, streaming.
 
-    Args:
-        path: jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
-            .txt; plain, or compressed where the name ends in .gz.
+    `path` is jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
+    .txt; plain, or compressed where the name ends in .gz.
     """
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 
