@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 990,
-    "de_jax/data": 8836,
+    "de_jax/data": 8835,
     "de_jax/demo": 579,
     "de_jax/doc2query": 502,
     "de_jax/evaluation": 1506,
