@@ -6,6 +6,7 @@ for pair in de_jax.documents.pairs_of("docs/"):
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ def read(path: str | Path, *, skip_bad_rows: bool = False) -> list[Document]:
     if not folder.is_dir():
         raise InputError(f"{path} is no folder; give one with a corpus.jsonl, or with files {', '.join(sections.SUFFIXES)}.")
     if beir.has_corpus(folder):
-        texts = beir.iter_docs(beir.find_file(folder, "corpus"), skip_empty=True)
+        texts = zip(*beir.read_texts(beir.find_file(folder, "corpus"), with_title=True, skip_empty=True)[0], strict=True)
         return [Document(name, field_of(text, "title"), field_of(text, "text")) for name, text in texts]
     files, others = sections.files_of(folder)
     if tables := [file.name for file in others if file.parent == folder and file.suffix in (".csv", ".tsv", ".jsonl", ".parquet")]:
@@ -82,7 +83,7 @@ def read(path: str | Path, *, skip_bad_rows: bool = False) -> list[Document]:
                 raise
             others.append(file)
         else:
-            name = file.relative_to(folder).as_posix()
+            name = re.sub(r"[\t\n\r\0]", "?", file.relative_to(folder).as_posix().encode(errors="replace").decode())
             found += [Document(f"{name}#{number}", title, text) for number, (title, text) in enumerate(own)]
     if not found:
         raise InputError(
@@ -150,11 +151,12 @@ def write(
     for number, (query, found) in enumerate(dev.items()):
         queries[f"question {number}"] = query
         qrels.setdefault("dev", {})[f"question {number}"] = dict.fromkeys(found, 1)
-    made_from = folders.key_of(*(str(one) for one in (docs, dev, teacher)))
-    if MADE.is_in(folder):
-        if MADE.open(folder)["made_from"] != made_from:
-            raise InputError(f"{folder} was made of other documents, questions or of another teacher; take another run_dir.")
+    made_from = folders.key_of(*(str(one) for one in (docs, dev, unknown, teacher)))
+    is_same = MADE.is_in(folder) and MADE.open(folder)["made_from"] == made_from
+    if is_same:
         return
+    if MADE.is_in(folder) and [*folder.parent.iterdir()] != [folder]:  # else nothing was trained on it
+        raise InputError(f"{folder} was made of other documents, questions or of another teacher; take another run_dir.")
     if unknown:
         outputs.tell(f"{asked_in}: {len(unknown):,} answers are no section of {path}, and are searched beside them.")
     for number, (row, query) in enumerate(_kept(path, docs, [], teacher)):

@@ -27,7 +27,7 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
     for source, options in known:
         sizes = {name: getattr(options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
         has_mined = bool(options.negatives_dir)
-        is_beir = name_of(source) == "beir_pairs"
+        is_beir = name_of(source) in ("beir_pairs", "made_pairs")
         check_sizes(recipe, mesh, **sizes, has_negatives=has_mined or not is_beir)  # other sources may bring negatives
         if options.curriculum:
             curriculum_texts.check(options, has_neg_docs=has_mined)
@@ -38,7 +38,8 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
             max_passages=max(options.max_passages for _, options in known),
             has_queries_for_both=known[0][1].num_for_both > 0,
             has_dev=any(
-                options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
+                options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs", "made_pairs")
+                for source, options in known
             ),
         )
     start, adapters = recipe.initialization, recipe.adapters

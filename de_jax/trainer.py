@@ -28,6 +28,7 @@ from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import check_tokenizers, initial_params, unused_of
 from de_jax.mining.mining_run import FollowNegatives, MineNegatives, mine_generation, only_miner
 from de_jax.recipe import Recipe
+from de_jax.settings import check_call
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.alignment import KL, StopWhenAligned
 from de_jax.training.hooks.collapse import WatchForCollapse
@@ -60,7 +61,8 @@ def train(recipe: Recipe, run_dir: str | Path, *, on_log: Sink | None = None) ->
     Args:
         recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`, see `training.run`; a folder, or an address gs:// or s3://.
-        on_log: gets (updates done, numbers by name), each line of the log, in the first process; an exception there ends the call.
+        on_log: gets (updates done, numbers by name), each line of the log, in the first process; what it raises ends the call, and
+            the same call continues from the last checkpoint.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
@@ -77,6 +79,8 @@ def train_or_stop(recipe: Recipe, run_dir: str | Path, on_log: Sink | None = Non
     run_dir = addresses.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
+    if on_log is not None:
+        check_call("on_log", on_log, "the updates done", "the numbers by name", like="lambda step, numbers: ...")
     with only_trainer(run_dir):
         return _train(recipe_file.with_seeds(recipe, run_dir), run_dir, on_log)
 

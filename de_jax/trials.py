@@ -140,7 +140,16 @@ def tune(
         outputs.tell(
             f"{pairs} holds documents alone: one training of an epoch, in no limit of minutes; name questions for a search."
         )
-        trained = fine_tune(source, pairs, run_dir=folder / "model", teacher=teacher, seed=seed, **given)
+        trained = fine_tune(
+            source,
+            pairs,
+            run_dir=folder / "model",
+            teacher=teacher,
+            columns=columns,
+            skip_bad_rows=skip_bad_rows,
+            seed=seed,
+            **given,
+        )
         return Tuned(trained, trained.scores["sentence"], {"verdict": trained.scores})
     data = data_of(pairs, columns, dev_fraction, questions, teacher, skip_bad_rows=skip_bad_rows, made_in=folder / MADE_DIR)
     options, num_pairs = fitted(data, options_of(source, seed=seed, **given), is_set=given)

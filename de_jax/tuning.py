@@ -258,7 +258,7 @@ def data_of(
         if columns and not questions:
             raise InputError(f"columns is {columns!r}, but {pairs} holds documents alone, without a table; leave it out.")
         documents.write(folder, made_in, questions=asked, asked_in=questions, teacher=teacher, skip_bad_rows=skip_bad_rows)
-        return functools.partial(documents.made_pairs, str(made_in))
+        return functools.partial(documents.made_pairs, str(made_in.absolute()))
     if not (folder / "qrels").is_dir():
         return functools.partial(table_pairs, str(pairs), columns=columns, **judged)
     for name, given in (("columns", columns), ("questions", questions)):

@@ -46,7 +46,10 @@ SECTIONS = {
         '---\ntitle: "Home"\nlayout: x\n---\nhello\n# In C#\n~~~~sh\n# run it\n```\nmake\n~~~~\n- item\n---\n| a |\n---\n#\nlast',
         [("Home", "hello"), ("In C#", "# run it make - item --- | a | --- # last")],
     ),
-    "corpus.md": ("above\n\nA rule\n---\nbelow", [("", "above"), ("A rule", "below")]),
+    "corpus.md": (
+        "---\nabove\n\nA rule\n---\n```make x``` makes it.\n# Use\nit",
+        [("", "--- above"), ("A rule", "```make x``` makes it."), ("Use", "it")],
+    ),
     "b.rst": (
         "====\n Top\n====\n\nhello\n\nSub\n~~~\ntext::\n\n  code\n  ----\n\n----\n\nafter\n\nOther part\n^^^^^^^^^^\nmore",
         [("Top", "hello"), ("Sub", "text:: code ---- ---- after"), ("Other part", "more")],
@@ -65,7 +68,7 @@ def test_sections_of_files_are_documents_under_their_headings(tmp_path):
     for name in (".git/a.md", "run/run.json", "run/note.txt"):
         (tmp_path / name).write_text("not read")
     assert documents.is_alone(tmp_path)
-    with pytest.warns(UserWarning, match=r": 12 sections of 5 files; others left out: 1 \(\.png\)\."):
+    with pytest.warns(UserWarning, match=r": 13 sections of 5 files; others left out: 1 \(\.png\)\."):
         found = documents.read(tmp_path)
     assert found == [
         (f"{name}#{number}", *one) for name in sorted(SECTIONS) for number, one in enumerate(SECTIONS[name][1])

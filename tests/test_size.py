@@ -7,12 +7,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
     "de_jax/buckets": 990,
-    "de_jax/data": 8835,
+    "de_jax/data": 8839,
     "de_jax/demo": 579,
     "de_jax/doc2query": 502,
     "de_jax/evaluation": 1506,
     "de_jax/files": 1152,
-    "de_jax/interop": 4441,
+    "de_jax/interop": 4442,
     "de_jax/losses": 1773,
     "de_jax/mining": 1148,
     "de_jax/models": 3751,
@@ -23,7 +23,7 @@ MOST = {
     "tools": 2554,
 }
 """Lines of Python by room; the aim is 32,000 for all together."""
-AT_THE_ROOT = 5767
+AT_THE_ROOT = 5783
 
 
 def lines(paths):

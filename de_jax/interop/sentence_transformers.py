@@ -134,7 +134,8 @@ def read(
     if is_cosine and not (model.query.normalize and model.doc.normalize):
         scaled = {name: dataclasses.replace(getattr(model, name), normalize=True) for name in prompts}
         model = dataclasses.replace(model, **scaled)
-        notes.append(f"{folder} scores by cosine, so its embeddings {SCALED}, as encode(normalize_embeddings=True) does there")
+        said = "scores by cosine" if values.get("similarity_fn_name") else "does not say how it scores, which is by cosine there"
+        notes.append(f'{folder} {said}, so its embeddings {SCALED}; for products set "similarity_fn_name": "dot" in {PROMPTS_FILE}')
     named = {name: prompt for name, prompt in (values.get("prompts") or {}).items() if prompt}
     return pretrained._replace(model=model, prompts=named, notes=tuple(notes))
 

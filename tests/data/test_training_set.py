@@ -73,25 +73,50 @@ def test_batches_hold_as_much_of_a_text_as_training_reads(folder):
         flat(beir_pairs)(**settings, **lengths, trained_doc_length=6, max_passages=2)
 
 
-def test_queries_are_taken_out_of_their_documents_which_stay_the_same_documents(folder):
+def write_bytes_tokenizer(folder, texts):
+    """A vocabulary of bytes, in which the first word of a text has other tokens than the same word within one."""
+    import tokenizers
+
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
+    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["[PAD]", "[SEP]"], initial_alphabet=alphabet, show_progress=False
+    )
+    vocabulary.train_from_iterator(texts, trainer)
+    vocabulary.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    "prompts", [{}, {"query_prompt": "the ", "doc_prompt": "of the "}, {"query_prompt": "of ", "doc_prompt": "of "}]
+)
+@pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
+def test_queries_are_taken_out_of_their_documents_which_stay_the_same_documents(folder, kind, prompts):
     words = tiny_run.WORDS
     docs = [(f"d{row}", "", f"{a} and {b} of the {a}") for row, (a, b) in enumerate(itertools.pairwise(words))]
     queries = [(f"q{row}", text.partition(" of ")[0]) for row, (_, _, text) in enumerate(docs)] + [("other", "the the")]
     qrels = {f"q{row}": {f"d{row}": 1} for row in range(len(docs))} | {"other": {"d0": 1}}
     beir.write(folder / "data", docs, queries, {"train": qrels})
-    shared = {"dataset_dir": str(folder / "data"), "cache_dir": str(folder / "cache"), "tokenizer": str(folder / "spiece.model")}
-    settings = {**shared, "batch_size": 2, "max_query_length": 32, "max_doc_length": 32, "pack": False}
+    if kind == "bytes":
+        write_bytes_tokenizer(folder, [text for _, _, text in docs])
+    vocabulary = folder / ("spiece.model" if kind == "sentencepiece" else "tokenizer.json")
+    shared = {"dataset_dir": str(folder / "data"), "cache_dir": str(folder / "cache"), "tokenizer": str(vocabulary), **prompts}
+    settings = {**shared, "batch_size": 2, "max_query_length": 64, "max_doc_length": 64, "pack": False}
     opened = [flat(beir_pairs)(**settings, drop_query=share) for share in (0.0, 0.999999)]
-    decode = load_tokenizer(folder / "spiece.model").decode
+    decode = load_tokenizer(vocabulary).decode
     for whole, cut in itertools.islice(zip(*(data.batches(0) for data in opened), strict=True), 2 * len(docs)):
         for name in ("query", "query_id", "doc_id"):
             np.testing.assert_array_equal(getattr(whole, name), getattr(cut, name))
         for texts in zip(*([line[line > 1] for line in part] for part in (cut.query, whole.doc, cut.doc)), strict=True):
-            query, before, after = decode(texts)
-            assert after == (before.removeprefix(query).strip() if query != "the the" else before)
-            assert before.startswith(query) == (query != "the the")
+            query, before, after = (one.strip() for one in decode(texts))
+            query, prompt = query.removeprefix(prompts.get("query_prompt", "")), prompts.get("doc_prompt", "")
+            body = before.removeprefix(prompt)
+            assert after.split() == f"{prompt}{body.removeprefix(query)}".split()
+            assert body.startswith(query) == (query != "the the")
+    without = {name: value for name, value in settings.items() if not name.endswith("prompt")}
     with pytest.raises(InputError, match=r"drop_query is 0\.5, but max_passages is over 1; set drop_query to 0"):
-        flat(beir_pairs)(**settings, max_passages=2, drop_query=0.5)
+        flat(beir_pairs)(**without, max_passages=2, drop_query=0.5)
 
 
 def test_queries_of_a_folder_that_would_not_be_scored_are_trained_on(folder):

@@ -185,7 +185,9 @@ def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_scaled(tmp_path
     file.write_text(json.dumps(settings | ({} if name == "absent" else {"similarity_fn_name": name})))
     source = str(tmp_path / "model")
     for more in ({}, {"pooling": "mean"}):
-        with pytest.warns(UserWarning, match=r"scores by cosine, so its embeddings are scaled to length 1 here"):
+        with pytest.warns(
+            UserWarning, match=r"by cosine( there)?, so its embeddings are scaled to length 1 here; for products set .*dot"
+        ):
             assert fine_tuning.pretrained_tower(source=source, **more).normalize
     with warnings.catch_warnings(action="error"):
         assert not fine_tuning.pretrained_tower(source=source, normalize=False).normalize

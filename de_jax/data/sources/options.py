@@ -151,7 +151,7 @@ def most_texts_of_a_pair(source: Callable[..., Any], *, has_cache: bool) -> dict
     """`texts_of_a_pair`, with additions of a source that are known only when it is open; a negative cache takes their place."""
     options = options_of(source)
     found = texts_of_a_pair(options)
-    if name_of(source) == "beir_pairs" or options is None:
+    if name_of(source) in ("beir_pairs", "made_pairs") or options is None:
         return found
     mined = {} if has_cache else {name: getattr(options, name) for name in ("num_neg_docs", "num_neg_queries")}
     return {**mined, **found, "has_scores": True}

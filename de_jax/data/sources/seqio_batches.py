@@ -23,7 +23,7 @@ from de_jax.types import InputError
 
 _NEED_ALL_TEXTS = (
     *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "max_passages", "num_for_both"),
-    *("query_prompt", "doc_prompt", "doc_fields", "trained_query_length", "trained_doc_length"),
+    *("query_prompt", "doc_prompt", "doc_fields", "trained_query_length", "trained_doc_length", "drop_query"),
 )
 
 

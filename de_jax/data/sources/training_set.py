@@ -23,7 +23,7 @@ from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import passages_of
-from de_jax.data.text.tokenizing import Side, Tokenizer, load_tokenizer, prompt_of, with_prompt
+from de_jax.data.text.tokenizing import Side, Tokenizer, bare, load_tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs, reading
 from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import Batches, InputError
@@ -356,13 +356,15 @@ def _without_queries(pairs: TrainingPairs, options: PairsOptions) -> DocTexts:
     """The documents, and after them copies without their pair's query, where `drop_query` takes it out."""
     rows, texts = np.array(pairs.pairs[:, 1]), [pairs.doc_store.tokens]
     drawn = np.flatnonzero(np.random.default_rng(options.seed or 0).random(len(rows)) < options.drop_query)
-    queries = pairs.query_store.tokens_of(pairs.pairs[drawn, 0])
-    if pairs.query_tokenizer.fingerprint != pairs.doc_tokenizer.fingerprint:
-        queries = pairs.doc_tokenizer.encode(pairs.query_tokenizer.decode(queries))
-    for number, query, doc in zip(drawn.tolist(), queries, pairs.doc_store.tokens_of(rows[drawn]), strict=True):
-        for words in (query, query[1:]) if len(query) > 3 else (query,):  # within a text, the first token may be another one
-            at = doc.tobytes().find(np.asarray(words, np.int32).tobytes())
-            if at >= 0 and at % 4 == 0 and 0 < len(words) < len(doc):
+    queries = pairs.own_queries() if pairs.own_queries and len(drawn) else []
+    own, blanks = bare(pairs.doc_tokenizer), ("", " ")  # within a text, the first word may have other tokens
+    asked = zip(*(own.encode([blank + queries[number] for number in drawn.tolist()]) for blank in blanks), strict=True)
+    for number, doc, ways in zip(drawn.tolist(), pairs.doc_store.tokens_of(rows[drawn]), asked, strict=True):
+        for words in (np.asarray(way, np.int32) for way in ways):
+            at = doc.tobytes().find(words.tobytes())
+            while at > 0 and at % 4:
+                at = doc.tobytes().find(words.tobytes(), at + 1)
+            if at >= 0 and 0 < len(words) < len(doc):
                 rows[number] = pairs.doc_store.num_texts + len(texts) - 1
                 texts.append(np.concatenate([doc[: at // 4], doc[at // 4 + len(words) :]])[: options.max_doc_length])
                 break

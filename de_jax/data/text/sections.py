@@ -21,13 +21,14 @@ SENTENCE_END = re.compile(
     "|(?<=[.!?][\"'\u201d\u2019)\\]])\\s+|(?<=[\u3002\uff01\uff1f])\\s*(?!$)"
 )
 """Of Latin, Indian and Arabic scripts, also after a quotation, and of Chinese and Japanese without a blank."""
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _ATX = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _PARAGRAPH = re.compile(r" {0,3}(?![-*+#][ \t]|[>|]|\d+[.)][ \t])\S.*")
 """A line that may be a heading above its underline, so no item of a list, no quotation and no row of a table."""
 _ADORNMENT = re.compile(r"([=\-~^\"'`*+#:._])\1+[ \t]*")
-_TITLE = re.compile(r"title\s*[:=]\s*[\"']?(.*?)[\"']?\s*")
+_TITLE = re.compile(r"title\s*[:=]\s*[\"']?(?![>|])(.*?)[\"']?\s*")
+_SETTING = re.compile(r"\s*[\w-]+\s*[:=]")
 
 
 def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -60,8 +61,9 @@ def read(file: Path) -> Iterator[tuple[str, str]]:
 def _by_markdown(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     title, fence = "", ""
     body: list[str] = []
-    if lines and lines[0].rstrip() in ("---", "+++") and lines[0].rstrip() in map(str.rstrip, lines[1:]):
-        end = [line.rstrip() for line in lines].index(lines[0].rstrip(), 1)
+    first, after = (*map(str.rstrip, lines[:1]), "")[0], next((line for line in lines[1:] if line.strip()), "")
+    if first in ("---", "+++") and _SETTING.match(after) and first in map(str.rstrip, lines[1:]):
+        end = [line.rstrip() for line in lines].index(first, 1)
         title = next((found[1] for line in lines[1:end] if (found := _TITLE.fullmatch(line))), "")
         lines = lines[end + 1 :]
     for line in lines:

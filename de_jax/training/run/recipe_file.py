@@ -188,9 +188,9 @@ def changes(recipe: Any, run_dir: Path) -> list[str]:
 
 
 def _differences(before: Any, here: Any, path: str) -> Iterator[str]:
-    """A setting that the earlier recipe did not know was None; where a function or class lives does not matter."""
+    """A setting that the earlier recipe did not know was empty; where a function or class lives does not matter."""
     if isinstance(before, dict) and isinstance(here, dict):
-        for name in dict.fromkeys((*here, *before)):
+        for name in (name for name in dict.fromkeys((*here, *before)) if name in before or here[name]):
             yield from _differences(before.get(name), here.get(name, ...), f"{path}.{name}".lstrip("."))
     elif here is ...:
         if before:  # an empty setting may be one that there is no longer
