@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import encode_throughput, index_throughput, measure
 from de_jax import command
+from de_jax.recipe import Recipe
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
 from reproduction.commands import parse_with_settings
@@ -91,7 +92,8 @@ def _trained(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> di
             f"{run_dir} has too few steps to measure; set Optimization.num_steps to at least {3 * args.log_every_steps}."
         )
     speed = statistics.median(line["pairs_per_second"] for line in lines)
-    return {"step": round(_batch_size(run_dir) / speed, 4), "total": summary["seconds"]}
+    batch_size = Recipe.load(run_dir).options.batch_size
+    return {"step": round(batch_size / speed, 4), "total": summary["seconds"]}
 
 
 def _mined_once(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
@@ -134,11 +136,6 @@ def _output(process: subprocess.Popen[str]) -> str:
     if process.returncode:
         raise InputError(f"{shlex.join(process.args)} ended with code {process.returncode}; its message is above.")  # type: ignore[arg-type]
     return output
-
-
-def _batch_size(run_dir: Path) -> int:
-    (line,) = (line for line in (run_dir / "config.gin").read_text().splitlines() if line.split(" = ")[0].endswith(".batch_size"))
-    return int(line.split(" = ")[1])
 
 
 def _peak_mib() -> int:
