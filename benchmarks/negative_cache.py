@@ -66,8 +66,8 @@ class Step:
             self._state = self._state._replace(cache=_full(like.cache, self.recipe.model.doc.encoder.vocab_size, args.seed))
         self._batch = sharding.place(_batch(args, name, self.recipe.model.doc.encoder.vocab_size, rng), mesh)
         step = sharding.compiled_step(self.recipe.train_step(abstract.params), shardings, mesh)
-        self._step = step.lower(self._state, self._batch).compile()
-        self.memory = self._step.memory_analysis()
+        self._step = step._replace(program=step.lower(self._state, self._batch).compile())
+        self.memory = self._step.program.memory_analysis()
         self.batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._batch)) / mesh.size
 
     def __call__(self) -> None:
