@@ -206,6 +206,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
 def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     """One layer's activations would take 445 GiB; the process gets 6 GiB of addresses."""
     wide = {"T5Config__mlp_dim": 1 << 18, "PairsOptions__max_doc_length": 4000, "PairsOptions__length_multiple": 4000}
+    wide["PairsOptions__pack"] = False  # a row of 4000 tokens has room for all documents of a batch
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
     program = f"{limit}\nimport sys\nfrom de_jax import cli\nsys.argv.insert(1, 'train')\ncli.main()"
     done = subprocess.run(
