@@ -138,7 +138,7 @@ def tune(
         raise InputError(f"{folder} was begun {'with' if is_planned else 'without'} questions; take another run_dir.")
     if is_alone:
         outputs.tell(
-            f"{pairs} holds documents alone: one training of an epoch, in no limit of minutes; name questions for a search."
+            f"{pairs} holds documents alone: one training of an epoch, without trials and forgetting; name questions for a search."
         )
         trained = fine_tune(
             source,

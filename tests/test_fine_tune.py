@@ -521,7 +521,9 @@ def test_a_search_on_documents_alone_says_what_it_leaves_out(start, tmp_path, mo
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/one.md").write_text("# red fox\n\nthe fox and the den")
     monkeypatch.setattr(trials, "fine_tune", lambda *_, **__: tuned[0])
-    with pytest.warns(UserWarning, match="docs holds documents alone: one training, without trials and forgetting; name questions"):
+    with pytest.warns(
+        UserWarning, match="docs holds documents alone: one training of an epoch, without trials and forgetting; name questions"
+    ):
         de_jax.tune(start, tmp_path / "docs", run_dir=tmp_path / "tune")
 
 
@@ -538,7 +540,7 @@ def test_questions_have_the_names_of_columns_that_the_pairs_have(start, tmp_path
     (tmp_path / "docs/one.md").write_text("".join(f"# {query}\n\n{doc}\n\n" for query, doc in PAIRS[:40]))
     sizes = {"max_query_length": 8, "max_doc_length": 16, "batch_size": 8}
     for source in (pairs, tmp_path / "docs"):
-        data = tuning.data_of(source, {"query": "title", "doc": "body"}, 0.1, asked)
+        data = tuning.data_of(source, {"query": "title", "doc": "body"}, 0.1, asked, made_in=tmp_path / "made")
         assert len(data(options=tuning.options_of(str(start), **sizes)).dev.qrels) == 40
 
 

@@ -72,6 +72,6 @@ def test_sentences_of_other_scripts_become_queries(language, mark):
     text = "".join(PLACES[language][2].format(name) + " " * (language != "ja") for name in PLACES[language][0])
     found = [*documents._queries(documents.Document("d", "", text.strip()), random.Random(1))]
     assert len(found) == 2  # a sentence and a span
-    assert found[0][0].endswith(mark)
-    assert found[0][0].count(mark) == 1
-    assert found[1][0] in text
+    assert found[0].endswith(mark)
+    assert found[0].count(mark) == 1
+    assert found[1] in text
