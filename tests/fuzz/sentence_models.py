@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def readers(folder: Path) -> list[Reader]:
         (query, _, of_query, query_length, _), (doc, _, of_doc, _, doc_length) = towers[0], towers[-1]
         told = one / "config_sentence_transformers.json"
         values = strict_json(naive_text(told)) if told.is_file() else {}
+        if (values.get("similarity_fn_name") or "cosine") == "cosine":
+            query, doc = (dataclasses.replace(tower, normalize=True) for tower in (query, doc))
         prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
         chosen = [
             next((name for name in names if name in prompts), default) for names in (("query",), ("document", "passage", "corpus"))
@@ -116,7 +119,7 @@ def _naive_tower(modules: dict[str, Path]) -> tuple[TowerConfig, dict[str, np.nd
     if "Dense" in modules:
         dense = {"bias": True, **strict_json(naive_text(modules["Dense"] / "config.json"))}
         is_linear = dense.get("activation_function", "Tanh").endswith("Identity")
-        settings |= {"projection_dim": dense["out_features"], "projection_bias": dense["bias"]}
+        settings |= {"projection_dim": dense["out_features"], "projection_bias": bool(dense["bias"])}
         settings["projection_activation"] = "identity" if is_linear else "tanh"
         arrays["projection/kernel"] = naive_arrays(modules["Dense"])["linear.weight"].T.astype(np.float32, order="C")
         if dense["bias"]:
