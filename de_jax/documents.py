@@ -72,7 +72,8 @@ def read(path: str | Path, *, skip_bad_rows: bool = False) -> list[Document]:
         texts = zip(*beir.read_texts(beir.find_file(folder, "corpus"), with_title=True, skip_empty=True)[0], strict=True)
         return [Document(name, field_of(text, "title"), field_of(text, "text")) for name, text in texts]
     files, others = sections.files_of(folder)
-    if tables := [file.name for file in others if file.parent == folder and file.suffix in (".csv", ".tsv", ".jsonl", ".parquet")]:
+    tables = [file.name for file in others if file.parent == folder and file.suffix in (".csv", ".tsv", ".jsonl", ".parquet")]
+    if tables and files:
         raise InputError(f"{path} holds the table {tables[0]} and texts, {files[0].name}; give the table, or move one of them.")
     found: list[Document] = []
     for file in files:
@@ -151,9 +152,8 @@ def write(
     for number, (query, found) in enumerate(dev.items()):
         queries[f"question {number}"] = query
         qrels.setdefault("dev", {})[f"question {number}"] = dict.fromkeys(found, 1)
-    made_from = folders.key_of(*(str(one) for one in (docs, dev, unknown, teacher)))
-    is_same = MADE.is_in(folder) and MADE.open(folder)["made_from"] == made_from
-    if is_same:
+    made_from = folders.key_of(*(str(one) for one in (docs, dev, unknown, getattr(teacher, "origin", teacher))))
+    if MADE.is_in(folder) and MADE.open(folder)["made_from"] == made_from:
         return
     if MADE.is_in(folder) and [*folder.parent.iterdir()] != [folder]:  # else nothing was trained on it
         raise InputError(f"{folder} was made of other documents, questions or of another teacher; take another run_dir.")

@@ -80,6 +80,10 @@ def test_sections_of_files_are_documents_under_their_headings(tmp_path):
     (tmp_path / "qa.csv").write_text("query,doc\nwhy,because\n")
     with pytest.raises(InputError, match=r"holds the table qa\.csv and texts, a\.md; give the table, or move one of them"):
         documents.read(tmp_path)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "qa.csv").rename(tmp_path / "tables" / "qa.csv")
+    with pytest.raises(InputError, match=r"tables holds no documents; give a folder with a corpus\.jsonl"):
+        documents.pairs_of(tmp_path / "tables")
     with pytest.raises(InputError, match=r"missing is no folder; give one with a corpus\.jsonl, or with files \.md"):
         documents.read(tmp_path / "missing")
 
